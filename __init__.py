@@ -1,0 +1,30 @@
+"""Pagoda serves large language models on any accelerator. The SDK in one screen; everything heavy loads on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pagoda.serving.engine.params import SamplingParams
+    from pagoda.serving.sdk import LLM, AsyncLLM, devices
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__", "devices"]
+
+_HOMES = {
+    "LLM": "pagoda.serving.sdk",
+    "AsyncLLM": "pagoda.serving.sdk",
+    "devices": "pagoda.serving.sdk",
+    "SamplingParams": "pagoda.serving.engine.params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pagoda' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

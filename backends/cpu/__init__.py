@@ -1,0 +1,1 @@
+"""The CPU backend: torch, oneDNN and ops/native."""

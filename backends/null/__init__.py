@@ -1,0 +1,1 @@
+"""Plans, allocates virtually, schedules and replays, computes nothing; also stands in for absent devices."""

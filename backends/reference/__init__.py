@@ -1,0 +1,1 @@
+"""The portable references on CPU torch: the oracle."""

@@ -1,0 +1,92 @@
+"""The vendor's side of the contract: `Backend` finds and opens a `Device`; a device hands back things, never class names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+
+from pagoda.hal.comm import Communicator, Topology
+from pagoda.hal.graphs import Graphs
+from pagoda.hal.info import DeviceInfo, Probe
+from pagoda.hal.kernel import Kernel
+from pagoda.hal.kv import CacheGroup, KVLayout
+from pagoda.hal.memory import Memory
+from pagoda.hal.stream import Stream
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Device(Protocol):
+    """One opened device.
+
+    Attributes:
+        info: its facts.
+        torch_device: where tensors live.
+        memory: allocation, statistics, plans.
+        graphs: how a step is captured and which sizes are captured.
+    """
+
+    info: DeviceInfo
+    torch_device: torch.device
+    memory: Memory
+    graphs: Graphs
+
+    def stream(self) -> Stream:
+        """A new stream of work; order against others through events."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all work submitted to this device is done; raises `DeviceError` if some failed."""
+        ...
+
+    def communicator(self, topology: Topology) -> Communicator:
+        """Join the ranks of `topology`; blocks until all have joined; raises `DeviceError` on a time-out."""
+        ...
+
+    def kv_layout(self, group: CacheGroup) -> KVLayout:
+        """How pages of `group` lie in this device's memory."""
+        ...
+
+    def extension(self, protocol: type[T]) -> T | None:
+        """An optional extra interface (profiler, peer handles, virtual memory), or None: the base never widens for one vendor."""
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """One vendor. Found through the entry-point group `pagoda.backends`, built-in or not.
+
+    Attributes:
+        name: short id, the value of `--device`.
+        contract: `CONTRACT_VERSION` it was written for.
+    """
+
+    name: str
+    contract: int
+
+    def probe(self) -> Probe:
+        """Here or not. Never raises, never starts a driver (safe before fork), imports no vendor package."""
+        ...
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """The devices that are here; empty on any trouble."""
+        ...
+
+    def open(self, index: int = 0) -> Device:
+        """Open a device; the only call that may import or initialise vendor code. Raises `DeviceError`."""
+        ...
+
+    def describe(self, model: str | None = None) -> DeviceInfo:
+        """Facts of a device model that may be absent, from the backend's data file; None means the default model.
+
+        Raises `DeviceError` naming the known models.
+        """
+        ...
+
+    def kernels(self) -> Iterable[Kernel]:
+        """Import-free records of every kernel this backend offers beyond the references."""
+        ...

@@ -1,0 +1,59 @@
+"""One executable step: captured, traced or eager, in buckets of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class GraphPolicy:
+    """How steps are made executable here.
+
+    Attributes:
+        mode: "eager" runs the callable as it is, "captured" records and replays it, "traced" compiles it.
+        token_buckets: token counts that a step is padded to, ascending; empty means no padding.
+        row_buckets: request counts that a step is padded to, ascending; empty means no padding.
+        static_shapes: every step must be padded to a bucket, prefill too.
+    """
+
+    mode: Literal["eager", "captured", "traced"] = "eager"
+    token_buckets: tuple[int, ...] = ()
+    row_buckets: tuple[int, ...] = ()
+    static_shapes: bool = False
+
+    def token_bucket(self, tokens: int) -> int:
+        """The size that a step of `tokens` tokens is padded to (itself where no bucket fits)."""
+        return _bucket(self.token_buckets, tokens)
+
+    def row_bucket(self, rows: int) -> int:
+        """The number of request rows that a step of `rows` requests is padded to."""
+        return _bucket(self.row_buckets, rows)
+
+
+def _bucket(sizes: tuple[int, ...], wanted: int) -> int:
+    return next((size for size in sizes if size >= wanted), wanted)
+
+
+class Replay(Protocol):
+    """A step that can be run again after its inputs were changed in place."""
+
+    nbytes: int
+
+    def __call__(self) -> Any:
+        """Run it; returns the same output objects each time, their content replaced."""
+        ...
+
+
+class Graphs(Protocol):
+    """A device's way to make steps executable."""
+
+    policy: GraphPolicy
+
+    def capture(self, key: Hashable, fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Replay:
+        """Make `fn(*inputs)` replayable. `inputs` keep their addresses; `key` names the bucket. Raises `DeviceError`."""
+        ...

@@ -1,0 +1,147 @@
+"""KV pages: what a page of a cache group holds, how it lies in memory, and the neutral form that crosses vendors.
+
+All groups of an engine share one pool of equal-sized pages: a uint8 tensor `[num_pages, page_bytes]`. A page of a
+group holds `tokens_per_page` tokens of *all* the group's layers, so one page is one contiguous copy when it is swapped or
+migrated. Page 0 is never handed out: padding rows write there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CacheKind(Enum):
+    """What a group's layers need of their pages; decides which pages may be dropped early."""
+
+    FULL = "full"
+    SLIDING = "sliding"
+    CHUNKED = "chunked"
+    LATENT = "latent"
+    STATE = "state"
+    CROSS = "cross"
+    ENCODER = "encoder"
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """What one layer stores for one token: K and V of `heads` heads (`v_dim` 0 where V is not stored).
+
+    Attributes:
+        kind: see `CacheKind`.
+        heads: KV heads of this rank.
+        k_dim, v_dim: numbers per head.
+        dtype: name of the stored dtype, such as "bfloat16".
+        window: tokens that stay visible (sliding) or that share a chunk (chunked); None means all.
+        state_bytes: bytes of recurrent state per request, for `STATE` layers.
+    """
+
+    kind: CacheKind
+    heads: int
+    k_dim: int
+    v_dim: int
+    dtype: str
+    window: int | None = None
+    state_bytes: int = 0
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.heads * (self.k_dim + self.v_dim) * DTYPE_BYTES[self.dtype]
+
+
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers that share a block table.
+
+    Attributes:
+        kind, window: the same for all its layers.
+        layers: indices of the model's layers, ascending.
+        caches: what each of them stores, in the same order.
+        tokens_per_page: tokens of each layer in one page.
+        page_bytes: bytes of a page, padding included; the same for all groups of a pool.
+    """
+
+    kind: CacheKind
+    layers: tuple[int, ...]
+    caches: tuple[LayerCache, ...]
+    tokens_per_page: int
+    page_bytes: int
+    window: int | None = None
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of a full page that hold something."""
+        return self.tokens_per_page * sum(cache.bytes_per_token for cache in self.caches)
+
+
+class LayerPages(NamedTuple):
+    """One layer's pages as views into the pool: logical shape `[num_pages, tokens_per_page, heads, dim]`, any strides."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+@dataclass(frozen=True)
+class NeutralForm:
+    """Header of exported pages; the payload is `[pages, layers, 2, tokens, heads, dim]`, contiguous, on the host.
+
+    Attributes:
+        shard: (rank, world) of the heads held.
+        rope_applied: whether K was rotated before it was stored.
+    """
+
+    dtype: str
+    heads: int
+    k_dim: int
+    v_dim: int
+    tokens_per_page: int
+    num_layers: int
+    shard: tuple[int, int] = (0, 1)
+    rope_applied: bool = True
+    version: int = 1
+
+
+class NeutralPages(NamedTuple):
+    """Pages in the form that any backend can load. `k`, `v`: `[pages, layers, tokens, heads, dim]`, contiguous, host."""
+
+    form: NeutralForm
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class KVLayout(Protocol):
+    """How pages of one group lie on a device.
+
+    Attributes:
+        page_shape: this vendor's shape of one layer's K in one page (element order as stored).
+        page_bytes: bytes of a page.
+    """
+
+    group: CacheGroup
+    page_shape: tuple[int, ...]
+    page_bytes: int
+
+    def allocate(self, num_pages: int, pool: torch.Tensor | None = None) -> tuple[torch.Tensor, tuple[LayerPages, ...]]:
+        """The pool (made here unless given: `[num_pages, page_bytes]` uint8, page 0 zeroed) and a view per layer of the group."""
+        ...
+
+    def copy(self, pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy whole pages `source[i] → target[i]` (int64 ids on the device); ids in `target` are distinct and not in `source`."""
+        ...
+
+    def export(self, pool: torch.Tensor, pages: torch.Tensor) -> NeutralPages:
+        """Pages (int64 ids) in the neutral form, on the host."""
+        ...
+
+    def load(self, pool: torch.Tensor, pages: torch.Tensor, form: NeutralPages) -> None:
+        """Overwrite pages (int64 ids) from the neutral form. Raises `ConfigError` where the header does not fit the group."""
+        ...

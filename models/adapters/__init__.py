@@ -1,0 +1,1 @@
+"""LoRA and its kin as passes over the spec tree."""

@@ -1,0 +1,1 @@
+"""Blocks that only one family has, each with its own test."""

@@ -1,0 +1,95 @@
+"""What the engine asks of a model, whatever its kind: `Model`, and `ModelInputs`, one step's view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pagoda.hal.kv import LayerCache, LayerPages
+from pagoda.ops.attention import PagedBatch
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """One step, on the device. T tokens are padded to the step's bucket.
+
+    Attributes:
+        token_ids: `[T]` int64 or int32.
+        positions: `[T]` int64, or `[axes, T]`.
+        groups: a `PagedBatch` per cache group.
+        plans: what `Model.plan` returned for these groups.
+        embeddings: (rows `[E]` int64, values `[E, width]`) that replace looked-up embeddings (media), or None.
+        taps: layers whose hidden states are wanted.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    groups: tuple[PagedBatch, ...]
+    plans: tuple[Any, ...] = ()
+    embeddings: tuple[torch.Tensor, torch.Tensor] | None = None
+    taps: tuple[int, ...] = ()
+
+
+class ModelOutput:
+    """Hidden states after the last norm `[T, width]`, and those of tapped layers."""
+
+    __slots__ = ("hidden", "taps")
+
+    def __init__(self, hidden: torch.Tensor, taps: tuple[torch.Tensor, ...] = ()) -> None:
+        self.hidden = hidden
+        self.taps = taps
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a model before its weights load.
+
+    Attributes:
+        architecture: name from config.json, or GGUF's.
+        vocab_size: rows of the logits.
+        max_positions: longest sequence that its positions allow.
+        caches: what each layer stores per token on one rank; None for layers that store nothing.
+        weight_bytes: bytes of the packed weights of one rank; work_bytes_per_token: activations per token of a step.
+        eos_ids: end tokens from config and generation config.
+    """
+
+    architecture: str
+    vocab_size: int
+    width: int
+    max_positions: int
+    caches: tuple[LayerCache | None, ...]
+    weight_bytes: int
+    work_bytes_per_token: int
+    eos_ids: tuple[int, ...] = ()
+    parameters: int = 0
+    tasks: tuple[str, ...] = field(default=("generate",))
+
+
+class Model(Protocol):
+    """A loaded model on one rank."""
+
+    facts: ModelFacts
+
+    def page_sizes(self) -> tuple[int, ...]:
+        """Tokens per page that the resolved attention kernels allow, preferred first."""
+        ...
+
+    def bind(self, pages: Sequence[LayerPages | None], group_of_layer: Sequence[int], page_sizes: Sequence[int]) -> None:
+        """Give each layer its pages, its cache group's index and tokens per page. May be called again (sleep and wake)."""
+        ...
+
+    def plan(self, groups: tuple[PagedBatch, ...], buffers: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
+        """Attention metadata of a step on the host, one per group, into stable `buffers` where given."""
+        ...
+
+    def forward(self, inputs: ModelInputs) -> ModelOutput:
+        """Run the layers; writes this step's K and V. Collective over the ranks."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden `[S, width]` → `[S, vocab_size]` float32, on every rank."""
+        ...

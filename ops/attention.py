@@ -1,0 +1,154 @@
+"""Attention over paged KV: `write_kv` and `paged_attention`, for a ragged batch of query segments (arXiv:2309.06180).
+
+Pages are logical `[num_pages, tokens_per_page, kv_heads, dim]` views with any strides: the device's `KVLayout` decides how
+they lie, kernels read strides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pagoda.hal.kernel import PlainKernel
+
+
+@dataclass(frozen=True)
+class AttentionFacts:
+    """Static facts of one attention layer.
+
+    Attributes:
+        dtype: of q and of the output; `kv_dtype` of the pages.
+        num_heads, num_kv_heads, head_dim, v_dim: geometry on this rank; heads are grouped (arXiv:2305.13245).
+        page_size: tokens per page.
+        scale: multiplies q·k.
+        window: query i sees keys j with i − window < j ≤ i; None means all.
+        chunk: query i sees keys of its own chunk i // chunk only; None means all.
+        softcap: logits become softcap · tanh(logits / softcap).
+        sinks: a learned logit per head joins the softmax without a value.
+        alibi: a slope per head times (j − i) is added to the logits.
+        causal: query i sees keys j ≤ i; False for encoders.
+    """
+
+    dtype: str
+    kv_dtype: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_dim: int
+    page_size: int
+    scale: float
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    alibi: bool = False
+    causal: bool = True
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """One cache group's view of a step. Request r has query tokens `[query_start[r], query_start[r+1])`, its last `q` ones.
+
+    Attributes:
+        query_start: `[R + 1]` int32.
+        seq_lens: `[R]` int32, keys of the request including this step's.
+        block_table: `[R, P]` int32 page ids; entries past the end, and pages that fell out of a window, are 0.
+        slots: `[T]` int64, page · page_size + offset where each token's K and V go; padding tokens go to page 0.
+        max_query, max_seq: upper bounds on the host, exact or above.
+    """
+
+    query_start: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slots: torch.Tensor
+    max_query: int
+    max_seq: int
+
+
+class WriteKvReference(PlainKernel):
+    """`run(k, v, k_pages, v_pages, slots)`: store k `[T, Hk, D]` and v `[T, Hk, Dv]` in place; slots are distinct, page 0 apart."""
+
+    facts: AttentionFacts
+
+    def run(
+        self, k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        page, offset = slots // self.facts.page_size, slots % self.facts.page_size
+        k_pages[page, offset] = k.to(k_pages.dtype)
+        v_pages[page, offset] = v.to(v_pages.dtype)
+
+
+class PagedAttentionReference(PlainKernel):
+    """`run(q, k_pages, v_pages, batch, plan, sinks=None, slopes=None)`: q `[T, H, D]` → `[T, H, Dv]`.
+
+    sinks, slopes: `[H]`. Padding tokens (past `query_start[R]`) give unspecified finite numbers. Softmax is float32.
+    """
+
+    facts: AttentionFacts
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        batch: PagedBatch,
+        plan: Any = None,
+        sinks: torch.Tensor | None = None,
+        slopes: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        request, position = _owners(batch, q.shape[0])
+        keys = k_pages[batch.block_table.long()].flatten(1, 2)[:, : batch.max_seq].to(wide)
+        values = v_pages[batch.block_table.long()].flatten(1, 2)[:, : batch.max_seq].to(wide)
+        group = self.facts.num_heads // self.facts.num_kv_heads
+        q_TGHD = q.to(wide).unflatten(1, (self.facts.num_kv_heads, group))
+        logits = torch.einsum("tghd,tkgd->tghk", q_TGHD, keys[request]) * self.facts.scale
+        if self.facts.softcap is not None:
+            logits = self.facts.softcap * torch.tanh(logits / self.facts.softcap)
+        key_position = torch.arange(keys.shape[1], device=q.device)
+        distance = position[:, None] - key_position[None, :]
+        if slopes is not None:
+            logits = logits - slopes.to(wide).view(1, -1, group, 1) * distance[:, None, None, :]
+        visible = self._visible(distance, position, key_position, batch.seq_lens[request])
+        logits = logits.masked_fill(~visible[:, None, None, :], float("-inf"))
+        weights = _softmax(logits, sinks.to(wide).view(1, -1, group, 1) if sinks is not None else None)
+        seen = visible.any(0)[None, :, None, None] | torch.zeros_like(values, dtype=torch.bool)
+        values = torch.where(seen, values, torch.zeros_like(values))
+        return torch.einsum("tghk,tkgd->tghd", weights, values[request]).flatten(1, 2).to(q.dtype)
+
+    def _visible(
+        self, distance: torch.Tensor, position: torch.Tensor, key: torch.Tensor, seq_lens: torch.Tensor
+    ) -> torch.Tensor:
+        visible = key[None, :] < seq_lens[:, None]
+        if self.facts.causal:
+            visible = visible & (distance >= 0)
+        if self.facts.window is not None:
+            visible = visible & (distance < self.facts.window)
+        if self.facts.chunk is not None:
+            visible = visible & (position[:, None] // self.facts.chunk == key[None, :] // self.facts.chunk)
+        return visible
+
+
+def _owners(batch: PagedBatch, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The request of each token and its position there; padding tokens count as the last request's last token."""
+    token = torch.arange(tokens, device=batch.seq_lens.device)
+    request = torch.searchsorted(batch.query_start[1:].contiguous(), token.to(torch.int32), right=True)
+    request = request.clamp(max=batch.seq_lens.shape[0] - 1)
+    behind = batch.query_start[request + 1] - token
+    position = (batch.seq_lens[request] - behind).clamp(min=0)
+    return request, torch.minimum(position, batch.seq_lens[request] - 1).clamp(min=0)
+
+
+def _softmax(logits: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Softmax over the last dimension; a sink joins the denominator; rows that see nothing give zeros."""
+    top = logits.amax(-1, keepdim=True)
+    if sinks is not None:
+        top = torch.maximum(top, sinks)
+    top = top.clamp(min=torch.finfo(logits.dtype).min)
+    weights = torch.exp(logits - top)
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + torch.exp(sinks - top)
+    return weights / total.clamp(min=torch.finfo(logits.dtype).tiny)

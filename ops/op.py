@@ -1,0 +1,60 @@
+"""What a primitive is: `Op`, and `Case`, one generated use of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pagoda.hal.kernel import Facts, Kernel, KernelRun
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPE_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Relative spacing of the computing dtypes; the unit of every tolerance."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One use of a primitive with concrete inputs.
+
+    Attributes:
+        label: what is particular about it ("ragged", "block+1", …).
+        facts: static facts of the use.
+        args: positional inputs of `run` after the packed weights; tensors, or records of tensors.
+        weights: inputs of `pack`; empty where the primitive has none.
+        mutates: indices of `args` that `run` writes in place; they are compared instead of the result when it returns None.
+    """
+
+    label: str
+    facts: Facts
+    args: tuple[Any, ...]
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    mutates: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Op:
+    """A primitive.
+
+    Attributes:
+        name: as in the kernel table.
+        reference: `(facts) → KernelRun`; plain torch, static shapes, no synchronisation.
+        oracle: `(case) → outputs` in float64, written independently of the reference.
+        tolerance: `(case) → largest allowed error`, relative to the oracle's largest magnitude.
+        generate: `(torch.Generator, dtype name) → cases` on the CPU: empty, one, block ± 1, ragged, strided, large.
+        dtypes: dtypes that the reference computes in.
+    """
+
+    name: str
+    reference: Callable[[Any], KernelRun]
+    oracle: Callable[[Case], Any]
+    tolerance: Callable[[Case], float]
+    generate: Callable[[torch.Generator, str], Iterator[Case]]
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+
+    def reference_kernel(self) -> Kernel:
+        """The reference as a candidate of the kernel table, ranked below everything else."""
+        path = f"{self.reference.__module__}:{self.reference.__qualname__}"
+        return Kernel(self.name, "reference", path, rank=-1.0)

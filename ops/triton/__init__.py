@@ -1,0 +1,1 @@
+"""Portable GPU kernels."""

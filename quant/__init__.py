@@ -1,0 +1,1 @@
+"""Weight and KV-cache number formats, one file a scheme. Imports ops and hal."""

@@ -1,0 +1,1 @@
+"""Protocols over HTTP and gRPC, and the app that mounts them."""

@@ -1,0 +1,1 @@
+"""Scheduler, KV blocks, step batch, runner, sampler, executors. No HTTP here."""

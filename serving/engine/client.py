@@ -1,0 +1,40 @@
+"""How anybody talks to an engine: one protocol, in-process for the SDK and over ZMQ for the server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats, RequestDelta
+
+
+class EngineClient(Protocol):
+    """An engine somewhere. All methods may be called from one asyncio loop; none blocks it."""
+
+    facts: EngineFacts
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[RequestDelta]:
+        """Submit and yield deltas until one is `finished`. Leaving the iterator early aborts the request.
+
+        Raises `RequestError` for a request that can never fit (with the number that was too big), `EngineDeadError`
+        when the engine ends, also in the middle.
+        """
+        ...
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """End requests now; unknown ids are ignored. Their iterators get a last delta with ABORT."""
+        ...
+
+    async def stats(self) -> EngineStats: ...
+
+    async def health(self) -> None:
+        """Returns when the engine loop is alive; raises `EngineDeadError` with the reason otherwise."""
+        ...
+
+    async def call(self, method: str, **arguments: object) -> object:
+        """A control call: "sleep", "wake", "reset_prefix_cache", "profile", … Raises `RequestError` for unknown ones."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the engine and wait for its processes; idempotent."""
+        ...

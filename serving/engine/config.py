@@ -1,0 +1,75 @@
+"""Everything an engine is told, typed; the command line is generated from these dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pagoda.hal.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Command-line facts of a field: its help text, further names, metavar."""
+
+    help: str
+    aliases: tuple[str, ...] = ()
+    metavar: str | None = None
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of one engine. Field names are the flags of `vllm serve` with underscores."""
+
+    model: Annotated[str, Flag("Local folder, GGUF file, hub id, or a name from `pagoda list`.")] = "smollm2-135m-instruct"
+    device: Annotated[str, Flag("Backend to run on; `auto` takes the best one here and says why.")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], Flag("Dtype of weights and activations; `auto` follows the checkpoint and the device.")
+    ] = "auto"
+    kv_cache_dtype: Annotated[str, Flag("Dtype of the KV cache; `auto` is the model's.")] = "auto"
+    load_format: Annotated[
+        Literal["auto", "safetensors", "gguf", "dummy"], Flag("Where weights come from; `dummy` draws random ones.")
+    ] = "auto"
+    quantization: Annotated[str | None, Flag("Weight format; found from the checkpoint when not given.", ("-q",))] = None
+    revision: Annotated[str | None, Flag("Branch, tag or commit of a hub model.")] = None
+    tokenizer: Annotated[str | None, Flag("Folder or hub id of the tokenizer, when not the model's own.")] = None
+    max_model_len: Annotated[int | None, Flag("Longest prompt plus output, in tokens; by default what the model and the memory allow.")] = None
+    max_num_seqs: Annotated[int, Flag("Most requests that run at the same time.")] = 256
+    max_num_batched_tokens: Annotated[int, Flag("Token budget of one step.")] = 2048
+    block_size: Annotated[int | None, Flag("Tokens per KV page; the device's choice when not given.")] = None
+    device_memory_utilization: Annotated[
+        float, Flag("Share of the device's memory that this engine may use.", ("--gpu-memory-utilization",))
+    ] = 0.9
+    kv_cache_memory_bytes: Annotated[int | None, Flag("Size of the KV pool in bytes, instead of all that is left.")] = None
+    num_gpu_blocks_override: Annotated[int | None, Flag("Number of KV pages, instead of what fits.")] = None
+    enable_prefix_caching: Annotated[bool, Flag("Reuse the pages of earlier requests with the same beginning.")] = True
+    enable_chunked_prefill: Annotated[bool, Flag("Split long prompts over steps, so that they do not stall others.")] = True
+    long_prefill_token_threshold: Annotated[int, Flag("Most tokens of one prompt in a step; 0 is no limit.")] = 0
+    scheduling_policy: Annotated[Literal["fcfs", "priority"], Flag("Order of waiting requests.")] = "fcfs"
+    async_scheduling: Annotated[bool, Flag("Plan the next step while the device runs this one.")] = True
+    tensor_parallel_size: Annotated[int, Flag("Ranks that each layer is split over.", ("-tp",))] = 1
+    seed: Annotated[int, Flag("Seed of dummy weights and of requests that bring none.")] = 0
+    kernel: Annotated[dict[str, str], Flag("Force a kernel, as in `--kernel paged_attention=reference`; repeatable.", metavar="OP=NAME")] = field(
+        default_factory=dict
+    )
+    strict_kernels: Annotated[bool, Flag("Falling back to a reference kernel is an error.")] = False
+    batch_invariant: Annotated[bool, Flag("Only kernels whose results do not depend on the batch.")] = False
+    trust_remote_code: Annotated[bool, Flag("Let the checkpoint's own Python code run.")] = False
+    hf_overrides: Annotated[dict[str, Any], Flag("JSON of config.json keys to replace.", metavar="JSON")] = field(default_factory=dict)
+    disable_log_stats: Annotated[bool, Flag("Do not log throughput every ten seconds.")] = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.device_memory_utilization <= 1:
+            raise ConfigError(f"device_memory_utilization={self.device_memory_utilization} must be above 0 and at most 1")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("max_model_len", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1")
+        if not self.enable_chunked_prefill and self.max_model_len and self.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                f"without chunked prefill, max_num_batched_tokens={self.max_num_batched_tokens} must reach"
+                f" max_model_len={self.max_model_len}"
+            )

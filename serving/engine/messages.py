@@ -1,0 +1,145 @@
+"""What crosses between a client and the engine: `EngineRequest` in, `RequestDelta`s out. Plain records, msgpack-able."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from pagoda.serving.engine.params import SamplingParams
+
+
+class FinishReason(str, Enum):
+    """Why a sequence ended; the values are the protocol's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class TokenLogprobs(NamedTuple):
+    """Of one position: the token's own logprob and rank (from 1), and the most likely ones, descending."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """A request as the engine sees it: token ids, no text.
+
+    Attributes:
+        request_id: unique among live requests.
+        prompt: token ids, at least one.
+        params: see `SamplingParams`; stop strings are the frontend's business (it aborts), ids the engine's.
+        eos_ids: end tokens of the model; ignored where `params.ignore_eos`.
+        priority: lower runs first under the priority policy.
+        cache_salt: prefix-cache entries are shared only among equal salts.
+        adapter: name of a loaded adapter; part of the block hash.
+        beam_width: 0 samples; above, beam search returns `params.n` best of so many beams.
+        length_penalty: beam scores are divided by length ** this.
+        arrival: seconds since the epoch.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    eos_ids: tuple[int, ...] = ()
+    priority: int = 0
+    cache_salt: str | None = None
+    adapter: str | None = None
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    arrival: float = 0.0
+
+
+@dataclass(frozen=True)
+class SequenceDelta:
+    """New tokens of one of a request's sequences.
+
+    Attributes:
+        index: which of the `n` sequences.
+        token_ids: tokens since the last delta. On stop by id the stop token is included.
+        logprobs: one entry per token where asked for.
+        finish_reason: set on the last delta of the sequence.
+        stop_reason: the stop token id that ended it (end tokens give None).
+        cumulative_logprob: of a finished beam.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass(frozen=True)
+class RequestDelta:
+    """What one step gave one request.
+
+    Attributes:
+        finished: no further delta follows.
+        cached_tokens: prompt tokens that a prefix hit saved; set on the first delta.
+        prompt_logprobs: of prompt positions 1.., set once, where asked for.
+        error: set when `finish_reason` is ERROR: what went wrong, for the client.
+    """
+
+    request_id: str
+    sequences: tuple[SequenceDelta, ...]
+    finished: bool = False
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot for `/metrics`, the page and the log; counters only grow.
+
+    Attributes:
+        running, waiting: requests now.
+        pages_total, pages_used, pages_cached: the pool; cached pages are free but still hold a known prefix.
+        prompt_tokens, generation_tokens, preemptions: counters.
+        prefix_queries, prefix_hits: counters of prompt tokens looked up and found.
+        steps: steps run. step_ms, host_ms: the last step's wall and host time.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    pages_total: int = 0
+    pages_used: int = 0
+    pages_cached: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    steps: int = 0
+    step_ms: float = 0.0
+    host_ms: float = 0.0
+    finished: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What the frontend must know of a started engine.
+
+    Attributes:
+        max_model_len: longest prompt plus output.
+        num_pages, tokens_per_page: the KV pool.
+        vocab_size: ids at or above are refused.
+        kernels: op → chosen kernel names, for `/server_info` and the log.
+        device: `DeviceInfo.model` of rank 0.
+    """
+
+    max_model_len: int
+    num_pages: int
+    tokens_per_page: int
+    vocab_size: int
+    device: str
+    kernels: dict[str, str] = field(default_factory=dict)

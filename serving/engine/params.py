@@ -1,0 +1,114 @@
+"""How one request wants its tokens: `SamplingParams`, validated on construction, with vLLM's field names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagoda.hal.errors import RequestError
+
+MAX_LOGPROBS = 64
+MAX_N = 256
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Settings of one request; anything out of range raises `RequestError` naming the field.
+
+    Attributes:
+        n: sequences to return; they share the prompt's pages.
+        temperature: 0 is greedy. top_p in (0, 1], top_k 0 or −1 for all, min_p in [0, 1).
+        presence_penalty, frequency_penalty: −2 to 2, over generated tokens. repetition_penalty: > 0, over prompt and output.
+        seed: makes a request's tokens repeatable whatever its batch; None draws one.
+        max_tokens: output limit; None means up to the model's length. min_tokens: no stop before it.
+        stop: strings that end the output. stop_token_ids: ids that do. include_stop_str_in_output: keep the string.
+        ignore_eos: the end token does not stop.
+        logprobs: top-k of each output token (0 gives only the token's own); prompt_logprobs: of each prompt token.
+        logit_bias: token id → added logit. bad_words_token_ids: id sequences that must not appear.
+        allowed_token_ids: only these may be sampled.
+        skip_special_tokens, spaces_between_special_tokens, detokenize: how text is made of tokens.
+        structured: a structured-output request (the kind and its source), or None.
+        extra: vendor or plugin fields, passed through to logits processors.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    detokenize: bool = True
+    structured: tuple[str, Any] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "bad_words_token_ids"):
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise RequestError(f"{name}={value} is out of range: it must be from {low} to {high}", param=name)
+        self._check_open_ends()
+
+    def _check_open_ends(self) -> None:
+        if not 0 < self.top_p <= 1:
+            raise RequestError(f"top_p={self.top_p} is out of range: it must be above 0 and at most 1", param="top_p")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise RequestError(
+                f"repetition_penalty={self.repetition_penalty} must be above 0 and finite", param="repetition_penalty"
+            )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}", param="min_tokens")
+        if any(not text for text in self.stop):
+            raise RequestError("stop must not hold an empty string", param="stop")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def bound(self) -> bool:
+        """The host must see this request's last token before its next step can run (interfaces: free and bound rows)."""
+        return self.structured is not None or bool(self.bad_words_token_ids)
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("n", 1, MAX_N),
+    ("temperature", 0, 1e4),
+    ("top_k", 0, 2**31 - 1),
+    ("min_p", 0, 1),
+    ("presence_penalty", -2, 2),
+    ("frequency_penalty", -2, 2),
+    ("seed", -(2**63), 2**63 - 1),
+    ("max_tokens", 1, 2**31 - 1),
+    ("min_tokens", 0, 2**31 - 1),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    return tuple(tuple(item) if isinstance(item, list) else item for item in value)

@@ -1,0 +1,1 @@
+"""Cache connectors: host offload, disk and disaggregation."""

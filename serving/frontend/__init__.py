@@ -1,0 +1,1 @@
+"""Tokenizing, chat templates, detokenizing, stop strings, parsers. Knows text, not tensors."""
