@@ -1,0 +1,150 @@
+"""What the scheduler asks of the ranks in one step (`StepPlan`) and what comes back (`StepResult`). Arrays, not objects per request.
+
+A *slot* is a running sequence's place in every per-sequence array of scheduler and runner, kept from admission to its end; slots of
+ended sequences are used again. A *row* is a sequence's part in one step. The token sampled for a slot stays on the device and is the
+next step's input there, so that step n + 1 can be planned before step n has answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagoda.serving.engine.params import SamplingParams
+
+IntArray = NDArray[np.int32]
+LongArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+FloatArray = NDArray[np.float32]
+
+ON_DEVICE = -1
+"""In `StepPlan.token_ids`: the token is the last one sampled for the row's slot, which only the device knows."""
+
+
+class Admission(NamedTuple):
+    """A sequence that begins to run in this step, or runs again after preemption: the runner sets up the slot.
+
+    Attributes:
+        slot: its slot.
+        params: its settings; `seed` is always set (the scheduler draws one where the request brought none).
+        prompt: prompt token ids; output: tokens generated before (after preemption, and forks).
+        sequence: index among the request's `n` sequences, mixed into the seed.
+    """
+
+    slot: int
+    params: SamplingParams
+    prompt: tuple[int, ...]
+    output: tuple[int, ...] = ()
+    sequence: int = 0
+
+
+class PageCopies(NamedTuple):
+    """Whole pages to copy before the step (forks): `source[i] → target[i]`, int64."""
+
+    source: LongArray
+    target: LongArray
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step, the same for all ranks of a replica. R rows, T tokens, G cache groups; rows with one query token come last.
+
+    Attributes:
+        step: counts from 0.
+        slots: `[R]` int32.
+        starts: `[R]` int32, tokens of the sequence already in the cache (an upper bound where drafts are in flight).
+        lengths: `[R]` int32, query tokens of the row, ≥ 1; T is their sum.
+        token_ids: `[T]` int32, or `ON_DEVICE`.
+        block_tables: per cache group `[R, P_g]` int32 page ids, 0 past the end and for pages that left a window.
+        sampled: `[R]` bool: the row's last query token yields a token (false for all but the last chunk of a prompt).
+        bound: `[R]` bool: the host needs the row's value before the row's next step.
+        admissions: slots to set up before the step. copies: pages to copy before the step, per pool.
+        masks: optional grammar bitmasks, `[rows with a grammar, ceil(V/32)]` int32, and `mask_rows`, the row of each.
+        drafts: optional `[R, k]` int32 draft tokens already contained in `token_ids`; `parents`: their tree.
+        draws: `[R]` int32, index of the token to be sampled within the sequence's output (counter of its random stream).
+        stop_after: no row outlives this step count (multi-step replays); 1 means a single step.
+    """
+
+    step: int
+    slots: IntArray
+    starts: IntArray
+    lengths: IntArray
+    token_ids: IntArray
+    block_tables: tuple[IntArray, ...]
+    sampled: BoolArray
+    bound: BoolArray
+    draws: IntArray
+    admissions: tuple[Admission, ...] = ()
+    copies: PageCopies | None = None
+    masks: IntArray | None = None
+    mask_rows: IntArray | None = None
+    drafts: IntArray | None = None
+    parents: IntArray | None = None
+    stop_after: int = 1
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.slots)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+class RowLogprobs(NamedTuple):
+    """Of one row's sampled token (or of a prompt chunk's tokens, leading axis N): own logprob and rank, top-k ids and logprobs."""
+
+    token_ids: IntArray
+    logprobs: FloatArray
+    ranks: IntArray
+    top_ids: IntArray
+    top_logprobs: FloatArray
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step gave. S = number of sampled rows, in row order.
+
+    Attributes:
+        step: the plan's.
+        tokens: `[S, k]` int32; `counts` `[S]` int32 says how many of each row are valid (1 without drafts).
+        logprobs: sampled-row index → `RowLogprobs` with N = count, for rows that asked.
+        prompt_logprobs: row index → `RowLogprobs` over this chunk's *next* tokens, for rows that asked.
+        hidden, experts: named-layer states and routed experts, where asked for.
+        bad_rows: sampled rows whose logits held NaN; they are failed, not served.
+    """
+
+    step: int
+    tokens: IntArray
+    counts: IntArray
+    logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
+    hidden: Any = None
+    experts: Any = None
+    bad_rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunnerFacts:
+    """What the scheduler must know of the ranks after they loaded.
+
+    Attributes:
+        groups: `hal.kv.CacheGroup`s, all with one `page_bytes`.
+        num_pages: pages of the pool, page 0 (never handed out) included.
+        max_model_len, vocab_size, device: see `EngineFacts`.
+        overlap: how many steps may be in flight (≥ 1).
+        weight_bytes, kv_bytes: in use on rank 0. kernels: op → kernel names.
+    """
+
+    groups: tuple[Any, ...]
+    num_pages: int
+    max_model_len: int
+    vocab_size: int
+    device: str
+    overlap: int = 2
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    kernels: dict[str, str] = field(default_factory=dict)
