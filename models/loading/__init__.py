@@ -1,0 +1,1 @@
+"""Weight sources and checkpoint files: safetensors, GGUF, dummy numbers."""

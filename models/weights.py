@@ -1,0 +1,27 @@
+"""Where weights come from: `WeightSource`, whatever is behind it (safetensors, GGUF, dummy numbers, a live stream)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from pagoda.quant.format import StoredTensor
+
+Naming = Literal["hf", "gguf", "pagoda"]
+"""Whose tensor names a source speaks: the family's rules for that naming turn them into ours."""
+
+
+class WeightSource(Protocol):
+    """The tensors of one checkpoint by name; nothing is read until a tensor's `read`.
+
+    Attributes:
+        naming: "hf", "gguf", or "pagoda" (our own parameter paths, no rules apply: dummy weights).
+        tensors: every tensor of every shard.
+    """
+
+    naming: Naming
+    tensors: Mapping[str, StoredTensor]
+
+    def close(self) -> None:
+        """Let go of files; tensors read earlier stay valid. Idempotent."""
+        ...
