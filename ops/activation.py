@@ -8,7 +8,6 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-
 from pagoda.hal.kernel import PlainKernel
 
 ActivationName = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "sigmoid", "tanh"]

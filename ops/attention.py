@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
 from pagoda.hal.kernel import PlainKernel
 
 
@@ -72,9 +71,7 @@ class WriteKvReference(PlainKernel):
 
     facts: AttentionFacts
 
-    def run(
-        self, k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, slots: torch.Tensor
-    ) -> None:
+    def run(self, k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, slots: torch.Tensor) -> None:
         page, offset = slots // self.facts.page_size, slots % self.facts.page_size
         k_pages[page, offset] = k.to(k_pages.dtype)
         v_pages[page, offset] = v.to(v_pages.dtype)
@@ -118,9 +115,7 @@ class PagedAttentionReference(PlainKernel):
         values = torch.where(seen, values, torch.zeros_like(values))
         return torch.einsum("tghk,tkgd->tghd", weights, values[request]).flatten(1, 2).to(q.dtype)
 
-    def _visible(
-        self, distance: torch.Tensor, position: torch.Tensor, key: torch.Tensor, seq_lens: torch.Tensor
-    ) -> torch.Tensor:
+    def _visible(self, distance: torch.Tensor, position: torch.Tensor, key: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
         visible = key[None, :] < seq_lens[:, None]
         if self.facts.causal:
             visible = visible & (distance >= 0)

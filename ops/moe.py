@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.activation import ACTIVATIONS
 

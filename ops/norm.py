@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-
 from pagoda.hal.kernel import PlainKernel
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-
 from pagoda.hal.kernel import PlainKernel
 
 
@@ -102,7 +101,7 @@ class SampleReference(PlainKernel):
         u = uniform(rows.seed, rows.position)
         if not rows.any_filter:
             return _inverse_cdf(scaled.softmax(-1), u)
-        ordered, ids = scaled.sort(-1, descending=True, stable=True)
+        ordered, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
         probs = ordered.softmax(-1)
         kept = _filter(probs, rows)
         return ids.gather(-1, _inverse_cdf(probs * kept, u)[:, None]).squeeze(-1)
@@ -158,9 +157,7 @@ class TopLogprobsReference(PlainKernel):
 
     facts: SamplingFacts
 
-    def run(
-        self, logits: torch.Tensor, tokens: torch.Tensor, k: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def run(self, logits: torch.Tensor, tokens: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         logprobs = logits.float().log_softmax(-1)
         chosen = logprobs.gather(-1, tokens[:, None])
         rank = (logprobs > chosen).sum(-1) + 1

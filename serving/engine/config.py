@@ -24,16 +24,19 @@ class EngineConfig:
     model: Annotated[str, Flag("Local folder, GGUF file, hub id, or a name from `pagoda list`.")] = "smollm2-135m-instruct"
     device: Annotated[str, Flag("Backend to run on; `auto` takes the best one here and says why.")] = "auto"
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], Flag("Dtype of weights and activations; `auto` follows the checkpoint and the device.")
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Flag("Dtype of weights and activations; `auto` follows the checkpoint and the device."),
     ] = "auto"
     kv_cache_dtype: Annotated[str, Flag("Dtype of the KV cache; `auto` is the model's.")] = "auto"
-    load_format: Annotated[
-        Literal["auto", "safetensors", "gguf", "dummy"], Flag("Where weights come from; `dummy` draws random ones.")
-    ] = "auto"
+    load_format: Annotated[Literal["auto", "safetensors", "gguf", "dummy"], Flag("Where weights come from; `dummy` draws random ones.")] = (
+        "auto"
+    )
     quantization: Annotated[str | None, Flag("Weight format; found from the checkpoint when not given.", ("-q",))] = None
     revision: Annotated[str | None, Flag("Branch, tag or commit of a hub model.")] = None
     tokenizer: Annotated[str | None, Flag("Folder or hub id of the tokenizer, when not the model's own.")] = None
-    max_model_len: Annotated[int | None, Flag("Longest prompt plus output, in tokens; by default what the model and the memory allow.")] = None
+    max_model_len: Annotated[int | None, Flag("Longest prompt plus output, in tokens; by default what the model and the memory allow.")] = (
+        None
+    )
     max_num_seqs: Annotated[int, Flag("Most requests that run at the same time.")] = 256
     max_num_batched_tokens: Annotated[int, Flag("Token budget of one step.")] = 2048
     block_size: Annotated[int | None, Flag("Tokens per KV page; the device's choice when not given.")] = None
@@ -49,9 +52,9 @@ class EngineConfig:
     async_scheduling: Annotated[bool, Flag("Plan the next step while the device runs this one.")] = True
     tensor_parallel_size: Annotated[int, Flag("Ranks that each layer is split over.", ("-tp",))] = 1
     seed: Annotated[int, Flag("Seed of dummy weights and of requests that bring none.")] = 0
-    kernel: Annotated[dict[str, str], Flag("Force a kernel, as in `--kernel paged_attention=reference`; repeatable.", metavar="OP=NAME")] = field(
-        default_factory=dict
-    )
+    kernel: Annotated[
+        dict[str, str], Flag("Force a kernel, as in `--kernel paged_attention=reference`; repeatable.", metavar="OP=NAME")
+    ] = field(default_factory=dict)
     strict_kernels: Annotated[bool, Flag("Falling back to a reference kernel is an error.")] = False
     batch_invariant: Annotated[bool, Flag("Only kernels whose results do not depend on the batch.")] = False
     trust_remote_code: Annotated[bool, Flag("Let the checkpoint's own Python code run.")] = False

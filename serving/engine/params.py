@@ -73,9 +73,7 @@ class SamplingParams:
         if not 0 < self.top_p <= 1:
             raise RequestError(f"top_p={self.top_p} is out of range: it must be above 0 and at most 1", param="top_p")
         if not 0 < self.repetition_penalty < float("inf"):
-            raise RequestError(
-                f"repetition_penalty={self.repetition_penalty} must be above 0 and finite", param="repetition_penalty"
-            )
+            raise RequestError(f"repetition_penalty={self.repetition_penalty} must be above 0 and finite", param="repetition_penalty")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}", param="min_tokens")
         if any(not text for text in self.stop):

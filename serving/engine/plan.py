@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
 from pagoda.serving.engine.params import SamplingParams
 
 IntArray = NDArray[np.int32]

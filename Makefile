@@ -1,0 +1,51 @@
+# Every target works from a fresh clone with Python 3.11+ and make alone.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   ?= .venv
+PORT   ?= 8000
+MODEL  ?= smollm2-135m-instruct
+# Where pip looks for a CPU build of torch first, e.g. TORCH_INDEX=<the CPU wheel index of pytorch.org>.
+TORCH_INDEX ?=
+
+BIN := $(VENV)/bin
+INSTALL := $(PYTHON) ci/install.py --venv $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+INPUTS := pyproject.toml setup.py ci/constraints-cpu.txt ci/install.py $(wildcard ops/native/*.cpp ops/native/*.h ops/native/build.py)
+
+.PHONY: serve test test-heavy lint check bench install dev clean help
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+serve: $(VENV)/.installed  ## serve the default model on port 8000
+	$(BIN)/pagoda serve $(MODEL) --port $(PORT)
+
+install: $(VENV)/.installed  ## make .venv and install what serving needs
+
+dev: $(VENV)/.installed-dev  ## the same, with what tests and linters need
+
+test: $(VENV)/.installed-dev  ## the test suite, with the 20 slowest tests
+	$(BIN)/python -m pytest -q --durations=20 -m "not heavy" tests
+
+test-heavy: $(VENV)/.installed-dev  ## the tests over five seconds
+	$(BIN)/python -m pytest -q --durations=20 -m heavy tests
+
+check: $(VENV)/.installed-dev  ## lint, types, import contract, budgets, generated tables; changes nothing
+	$(BIN)/python ci/check.py
+
+lint: $(VENV)/.installed-dev  ## repair what the linters can, then check
+	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
+	$(BIN)/python ci/check.py
+
+bench: $(VENV)/.installed-dev  ## the benchmarks that fit a laptop
+	$(BIN)/python benchmarks/run.py
+
+clean:  ## remove .venv and build outputs
+	rm -rf $(VENV) build dist *.egg-info .site ops/native/*.so
+
+$(VENV)/.installed: $(INPUTS)
+	$(INSTALL)
+	@touch $@
+
+$(VENV)/.installed-dev: $(INPUTS)
+	$(INSTALL) --dev
+	@touch $@ $(VENV)/.installed

