@@ -22,7 +22,7 @@ def main() -> None:
     options = _options()
     if sys.version_info < (3, 11):  # noqa: UP036 (run by whatever Python is there)
         sys.exit(f"Pagoda needs Python 3.11 or newer, this is {platform.python_version()}; try `make PYTHON=python3.11 …`")
-    python = make_venv(Path(options.venv))
+    python = make_venv(Path(options.venv).absolute())
     install_torch(python, options.torch_index)
     print("· Pagoda and its dependencies (about 60 MB)", flush=True)
     target = f"{ROOT}[dev]" if options.dev else str(ROOT)
