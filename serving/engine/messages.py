@@ -98,6 +98,29 @@ class RequestDelta:
 
 
 @dataclass(frozen=True)
+class StepDeltas:
+    """What one step gave all requests. Most rows of a decode step have one new token and nothing else to say: those cross in two
+    flat lists, and the client process makes `RequestDelta`s of them (`iter`), so that the engine builds no object per request.
+
+    Attributes:
+        request_ids, token_ids: equally long: requests of one sequence that got one token each, and the token.
+        others: every other delta: first and last ones, those with logprobs, those of several sequences.
+    """
+
+    request_ids: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    others: list[RequestDelta] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[RequestDelta]:
+        for request_id, token in zip(self.request_ids, self.token_ids, strict=True):
+            yield RequestDelta(request_id, (SequenceDelta(0, (token,)),))
+        yield from self.others
+
+    def __len__(self) -> int:
+        return len(self.request_ids) + len(self.others)
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """A snapshot for `/metrics`, the page and the log; counters only grow.
 
