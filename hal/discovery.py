@@ -24,6 +24,14 @@ class Found(NamedTuple):
     probe: Probe
 
 
+class Listed(NamedTuple):
+    """An installed backend by name; `backend` is None when it failed to load, and `probe` then says why."""
+
+    name: str
+    backend: Backend | None
+    probe: Probe
+
+
 def backend_names() -> tuple[str, ...]:
     """Names that `--device` takes here, sorted."""
     return tuple(sorted({point.name for point in entry_points(group=BACKENDS)}))
@@ -41,10 +49,10 @@ def find(name: str) -> Backend:
     return _load(points[0])
 
 
-def find_all() -> tuple[Found, ...]:
-    """Every backend with its probe, best first."""
-    found = [Found(backend, backend.probe()) for backend in map(find, backend_names())]
-    return tuple(sorted(found, key=lambda f: (-f.probe.available, -f.probe.score, f.backend.name)))
+def find_all() -> tuple[Listed, ...]:
+    """Every installed backend with its probe, best first; one that fails to load or to probe is listed as unavailable with the reason."""
+    listed = [_look(name) for name in backend_names()]
+    return tuple(sorted(listed, key=lambda one: (not one.probe.available, -one.probe.score, one.name)))
 
 
 def choose(name: str = "auto") -> Found:
@@ -54,24 +62,51 @@ def choose(name: str = "auto") -> Found:
     """
     if name != "auto":
         backend = find(name)
-        probe = backend.probe()
+        probe = _probe(backend)
         if not probe.available:
             raise DeviceError(f"device {name!r} is not available: {probe.message}")
         return Found(backend, probe)
-    usable = [f for f in find_all() if f.probe.available and f.backend.name not in INSTRUMENTS]
-    if not usable:
-        raise DeviceError(f"no device is available among {', '.join(backend_names())}; see `pagoda devices`")
-    return usable[0]
+    for listed in find_all():
+        if listed.backend is not None and listed.probe.available and listed.name not in INSTRUMENTS:
+            return Found(listed.backend, listed.probe)
+    raise DeviceError(f"no device is available among {', '.join(backend_names())}; see `pagoda devices`")
 
 
 def plugin_kernels(device: str) -> tuple[Kernel, ...]:
-    """Kernels that plugins offer for somebody else's device: each entry point is a callable `(device name) → kernels`."""
-    return tuple(kernel for point in entry_points(group=KERNELS) for kernel in point.load()(device))
+    """Kernels that plugins offer for somebody else's device: each entry point is a callable `(device name) → kernels`.
+
+    Raises `DeviceError` naming the plugin that fails to load.
+    """
+    return tuple(kernel for point in sorted(entry_points(group=KERNELS)) for kernel in _offered(point, device))
+
+
+def _offered(point: EntryPoint, device: str) -> tuple[Kernel, ...]:
+    try:
+        return tuple(point.load()(device))
+    except Exception as error:
+        raise DeviceError(f"kernel plugin {point.name!r} ({point.value}) failed to load: {error!r}; uninstall or repair it") from error
+
+
+def _look(name: str) -> Listed:
+    try:
+        backend = find(name)
+    except DeviceError as error:
+        return Listed(name, None, Probe(False, str(error)))
+    return Listed(name, backend, _probe(backend))
+
+
+def _probe(backend: Backend) -> Probe:
+    try:
+        return backend.probe()
+    except Exception as error:  # noqa: BLE001 - the contract forbids it, a stranger's plugin may do it all the same
+        return Probe(False, f"its probe failed: {error!r}; report this to the author of backend {backend.name!r}")
 
 
 def _load(point: EntryPoint) -> Backend:
     try:
         backend: Backend = point.load()()
+    except ModuleNotFoundError as error:
+        raise DeviceError(f"backend {point.name!r} is not in this installation: {error}") from error
     except Exception as error:
         raise DeviceError(f"backend {point.name!r} ({point.value}) failed to load: {error!r}; uninstall or repair it") from error
     if backend.contract != CONTRACT_VERSION:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 
 class Event(Protocol):
@@ -33,6 +33,6 @@ class Stream(Protocol):
         """Later work of this stream starts after `event`; the host does not block."""
         ...
 
-    def __enter__(self) -> Stream: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...

@@ -1,0 +1,149 @@
+"""Collectives over gloo, without torch's global default group, so that several groups live in one process."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pagoda.hal.comm import Communicator, ReduceOp, Topology
+
+from pagoda.hal.errors import DeviceError
+
+_gloo: Any = dist.ProcessGroupGloo  # type: ignore[attr-defined]  # the stubs know the class only in part
+_OPS: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def connect(topology: Topology) -> Communicator:
+    """Join the group; blocks until all ranks have joined. Raises `DeviceError` when they do not."""
+    return LoneCommunicator() if topology.world == 1 else GlooCommunicator(topology)
+
+
+class LoneCommunicator:
+    """A group of one: every collective is the identity."""
+
+    rank = 0
+    world = 1
+
+    def all_reduce(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
+        return x
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        return x
+
+    def reduce_scatter(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        return x
+
+    def all_to_all(self, x: torch.Tensor, send: list[int], receive: list[int]) -> torch.Tensor:
+        return x
+
+    def broadcast(self, x: torch.Tensor, root: int = 0) -> torch.Tensor:
+        return x
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        raise DeviceError(f"a send to rank {to} in a group of one; only other ranks can receive")
+
+    def recv(self, x: torch.Tensor, source: int) -> torch.Tensor:
+        raise DeviceError(f"a receive from rank {source} in a group of one; only other ranks can send")
+
+    def barrier(self) -> None:
+        return None
+
+    def capturable(self, op: str) -> bool:
+        return True
+
+    def close(self) -> None:
+        return None
+
+
+class GlooCommunicator:
+    """A group of two ranks or more.
+
+    Args:
+        topology: who we are and where rank 0 listens; several names may share an address if rank 0 of all is the same process.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.rank, self.world = topology.rank, topology.world
+        self._name = topology.name
+        self._group = self._join(topology)
+        # gloo's threads must be gone before the interpreter is, else the process aborts.
+        self._closer = weakref.finalize(self, _shutdown, self._group)
+        self.barrier()
+
+    def all_reduce(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
+        options = dist.AllreduceOptions()
+        options.reduceOp = _OPS[op]
+        self._do("all_reduce", lambda: self._group.allreduce([x], options))
+        return x
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        gathered = [torch.empty_like(x) for _ in range(self.world)]
+        self._do("all_gather", lambda: self._group.allgather([gathered], [x]))
+        return torch.cat(gathered, dim=dim)
+
+    def reduce_scatter(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        if x.shape[dim] % self.world:
+            raise DeviceError(f"reduce_scatter over dimension {dim} of {tuple(x.shape)}: its size must be a multiple of {self.world}")
+        total = self.all_reduce(x.clone())
+        return total.chunk(self.world, dim=dim)[self.rank].contiguous()
+
+    def all_to_all(self, x: torch.Tensor, send: list[int], receive: list[int]) -> torch.Tensor:
+        out = x.new_empty((sum(receive), *x.shape[1:]))
+        self._do("all_to_all", lambda: self._group.alltoall_base(out, x, receive, send))
+        return out
+
+    def broadcast(self, x: torch.Tensor, root: int = 0) -> torch.Tensor:
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        self._do("broadcast", lambda: self._group.broadcast([x], options))
+        return x
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        self._do("send", lambda: self._group.send([x], to, 0))
+
+    def recv(self, x: torch.Tensor, source: int) -> torch.Tensor:
+        self._do("recv", lambda: self._group.recv([x], source, 0))
+        return x
+
+    def barrier(self) -> None:
+        self._do("barrier", lambda: self._group.barrier())
+
+    def capturable(self, op: str) -> bool:
+        return True  # a replay here runs the step again, collectives included
+
+    def close(self) -> None:
+        self._closer()
+
+    def _join(self, topology: Topology) -> Any:
+        host, _, port = topology.address.rpartition(":")
+        patience = timedelta(seconds=topology.timeout_s)
+        try:
+            store = dist.TCPStore(host, int(port), None, topology.rank == 0, patience, wait_for_workers=False, multi_tenant=True)
+            options = _gloo._Options()
+            options._timeout = patience
+            device = _gloo.create_device(hostname=host) if host in _LOOPBACK else _gloo.create_default_device()
+            options._devices = [device]
+            return _gloo(dist.PrefixStore(topology.name, store), topology.rank, topology.world, options)
+        except (RuntimeError, ValueError) as error:
+            raise DeviceError(
+                f"rank {topology.rank} of {topology.world} could not join group {topology.name!r} at {topology.address}"
+                f" within {topology.timeout_s:g} s: {error}; check that every rank started and that the address is reachable"
+            ) from error
+
+    def _do(self, op: str, start: Callable[[], Any]) -> None:
+        if not self._closer.alive:
+            raise DeviceError(f"{op} on group {self._name!r}, which was closed")
+        try:
+            start().wait()
+        except RuntimeError as error:
+            raise DeviceError(f"{op} failed on rank {self.rank} of {self.world} in group {self._name!r}: {error}") from error
+
+
+def _shutdown(group: Any) -> None:
+    group.shutdown()
