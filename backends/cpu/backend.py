@@ -27,7 +27,6 @@ class CpuBackend:
 
     def open(self, index: int = 0) -> Device:
         import torch  # here and not above: a probe must stay light
-
         from pagoda.backends.torch_host.device import HostDevice
 
         if index != 0:

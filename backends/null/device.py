@@ -7,7 +7,6 @@ from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-
 from pagoda.backends.torch_host.comm import LoneCommunicator
 from pagoda.backends.torch_host.kv import HostKVLayout
 from pagoda.backends.torch_host.memory import HostMemory

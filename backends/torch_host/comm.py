@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
 from pagoda.hal.comm import Communicator, ReduceOp, Topology
-
 from pagoda.hal.errors import DeviceError
 
 _gloo: Any = dist.ProcessGroupGloo  # type: ignore[attr-defined]  # the stubs know the class only in part

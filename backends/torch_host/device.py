@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-
 from pagoda.backends.torch_host.comm import connect
 from pagoda.backends.torch_host.graphs import EagerGraphs
 from pagoda.backends.torch_host.kv import HostKVLayout

@@ -7,7 +7,6 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-
 from pagoda.hal.errors import DeviceError
 from pagoda.hal.graphs import GraphPolicy, Replay
 

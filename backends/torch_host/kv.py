@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-
 from pagoda.hal.errors import ConfigError
 from pagoda.hal.kv import DTYPE_BYTES, CacheGroup, CacheKind, LayerCache, LayerPages, NeutralForm, NeutralPages
 from pagoda.hal.memory import Memory, MemoryKind

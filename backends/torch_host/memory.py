@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-
 from pagoda.hal.errors import CapacityError
 from pagoda.hal.memory import MemoryKind, MemoryPlan, MemoryRequest, MemoryStats
 
