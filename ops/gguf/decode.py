@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-
 from pagoda.ops.gguf import i_blocks, k_blocks, plain_blocks
 from pagoda.ops.gguf.types import GgmlType
 
@@ -59,7 +58,8 @@ def decode(data: torch.Tensor, kind: GgmlType) -> torch.Tensor:
         kind: the format of its blocks.
 
     Returns:
-        `[…, elements]`: float32 for block formats, the format's own dtype for plain ones (a view of `data`). Static shapes, no synchronisation.
+        `[…, elements]`: float32 for block formats, the format's own dtype for plain ones (a view of `data`). Static shapes,
+        no synchronisation.
     """
     if kind.plain:
         return data.view(PLAIN_DTYPES[kind])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
-
 from pagoda.ops.gguf.bits import bits, fields, half, nibbles, parity_signs, scaled, signs, u16, u32
 from pagoda.ops.gguf.plain_blocks import IQ4_LEVELS, levels
 

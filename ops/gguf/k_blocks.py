@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from pagoda.ops.gguf.bits import fields, half, nibbles, scaled, signed, u32
 
 TWO_BITS = (0, 2, 4, 6)

@@ -1,9 +1,8 @@
-"""Decoders of the formats with one scale a block of 32 (and of the four-bit floats): blocks `[N, bytes]` uint8 → float32 `[N, elements]`."""
+"""Decoders of the formats with one scale a block, and of the four-bit floats: blocks `[N, bytes]` uint8 → float32 `[N, elements]`."""
 
 from __future__ import annotations
 
 import torch
-
 from pagoda.ops.gguf.bits import bits, half, nibbles, scaled, signed
 
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)

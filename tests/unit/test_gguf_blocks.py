@@ -4,7 +4,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-
 from pagoda.ops.gguf.decode import DECODERS, PLAIN_DTYPES, decode, decode_into
 from pagoda.ops.gguf.types import BLOCKS, GgmlType
 
@@ -38,7 +37,9 @@ def test_random_bytes_decode_as_in_the_gguf_package(kind, shape):
     assert same_bits(decode(torch.from_numpy(data), kind), expected)
 
 
-@pytest.mark.parametrize("kind", [GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q5_0, GgmlType.Q5_1, GgmlType.Q8_0, GgmlType.TQ1_0, GgmlType.TQ2_0, GgmlType.MXFP4])
+@pytest.mark.parametrize(
+    "kind", [GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q5_0, GgmlType.Q5_1, GgmlType.Q8_0, GgmlType.TQ1_0, GgmlType.TQ2_0, GgmlType.MXFP4]
+)
 def test_quantised_numbers_come_back_close(kind):
     values = np.random.default_rng(1).standard_normal((4, 512)).astype(np.float32)
     data = gguf.quantize(values, gguf.GGMLQuantizationType(int(kind)))
@@ -75,5 +76,5 @@ def test_decode_into_equals_decode_whatever_the_step():
 
 
 def test_a_row_that_is_not_whole_blocks_is_refused():
-    with pytest.raises(ValueError, match="100 elements.*Q4_K.*256"):
+    with pytest.raises(ValueError, match=r"100 elements.*Q4_K.*256"):
         GgmlType.Q4_K.row_bytes(100)
