@@ -53,7 +53,7 @@ class PagedBatch:
     Attributes:
         query_start: `[R + 1]` int32.
         seq_lens: `[R]` int32, keys of the request including this step's.
-        block_table: `[R, P]` int32 page ids; entries past the end, and pages that fell out of a window, are 0.
+        block_table: `[R, P]` int32 page ids, P ≥ 1; entries past the end, and pages that fell out of a window, are 0.
         slots: `[T]` int64, page · page_size + offset where each token's K and V go; padding tokens go to page 0.
         max_query, max_seq: upper bounds on the host, exact or above.
     """
@@ -64,6 +64,10 @@ class PagedBatch:
     slots: torch.Tensor
     max_query: int
     max_seq: int
+
+
+_QUERIES = 32
+"""Query tokens that the reference handles at a time."""
 
 
 class WriteKvReference(PlainKernel):
@@ -80,7 +84,8 @@ class WriteKvReference(PlainKernel):
 class PagedAttentionReference(PlainKernel):
     """`run(q, k_pages, v_pages, batch, plan, sinks=None, slopes=None)`: q `[T, H, D]` → `[T, H, Dv]`.
 
-    sinks, slopes: `[H]`. Padding tokens (past `query_start[R]`) give unspecified finite numbers. Softmax is float32.
+    sinks, slopes: `[H]`. Padding tokens (past `query_start[R]`) give unspecified finite numbers. Softmax is float32; the soft cap comes
+    before the slopes. What lies in a page past a request's length, in page 0 or out of a window never matters, NaN included.
     """
 
     facts: AttentionFacts
@@ -95,13 +100,26 @@ class PagedAttentionReference(PlainKernel):
         sinks: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        # Each query gathers its own keys, so a few queries at a time bound the memory; their number depends on shapes alone.
+        owners = _owners(batch, q.shape[0])
+        parts = [
+            self._attend(q[i : i + _QUERIES], k_pages, v_pages, batch, [o[i : i + _QUERIES] for o in owners], sinks, slopes)
+            for i in range(0, q.shape[0], _QUERIES)
+        ]
+        return torch.cat(parts) if parts else q.new_empty(0, self.facts.num_heads, self.facts.v_dim)
+
+    def _attend(
+        self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, batch: PagedBatch, owners: list[torch.Tensor],
+        sinks: torch.Tensor | None, slopes: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        request, position = _owners(batch, q.shape[0])
-        keys = k_pages[batch.block_table.long()].flatten(1, 2)[:, : batch.max_seq].to(wide)
-        values = v_pages[batch.block_table.long()].flatten(1, 2)[:, : batch.max_seq].to(wide)
+        request, position = owners
+        pages = batch.block_table[request].long()
+        keys = k_pages[pages].flatten(1, 2)[:, : max(batch.max_seq, 1)].to(wide)
+        values = v_pages[pages].flatten(1, 2)[:, : max(batch.max_seq, 1)].to(wide)
         group = self.facts.num_heads // self.facts.num_kv_heads
         q_TGHD = q.to(wide).unflatten(1, (self.facts.num_kv_heads, group))
-        logits = torch.einsum("tghd,tkgd->tghk", q_TGHD, keys[request]) * self.facts.scale
+        logits = torch.einsum("tghd,tkgd->tghk", q_TGHD, keys) * self.facts.scale
         if self.facts.softcap is not None:
             logits = self.facts.softcap * torch.tanh(logits / self.facts.softcap)
         key_position = torch.arange(keys.shape[1], device=q.device)
@@ -111,9 +129,9 @@ class PagedAttentionReference(PlainKernel):
         visible = self._visible(distance, position, key_position, batch.seq_lens[request])
         logits = logits.masked_fill(~visible[:, None, None, :], float("-inf"))
         weights = _softmax(logits, sinks.to(wide).view(1, -1, group, 1) if sinks is not None else None)
-        seen = visible.any(0)[None, :, None, None] | torch.zeros_like(values, dtype=torch.bool)
-        values = torch.where(seen, values, torch.zeros_like(values))
-        return torch.einsum("tghk,tkgd->tghd", weights, values[request]).flatten(1, 2).to(q.dtype)
+        # What may not be seen may be anything, NaN too, and 0 · NaN is NaN.
+        values = values.masked_fill(~visible[:, :, None, None], 0.0)
+        return torch.einsum("tghk,tkgd->tghd", weights, values).flatten(1, 2).to(q.dtype)
 
     def _visible(self, distance: torch.Tensor, position: torch.Tensor, key: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
         visible = key[None, :] < seq_lens[:, None]
@@ -129,6 +147,8 @@ class PagedAttentionReference(PlainKernel):
 def _owners(batch: PagedBatch, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The request of each token and its position there; padding tokens count as the last request's last token."""
     token = torch.arange(tokens, device=batch.seq_lens.device)
+    if batch.seq_lens.shape[0] == 0:
+        return token, token
     request = torch.searchsorted(batch.query_start[1:].contiguous(), token.to(torch.int32), right=True)
     request = request.clamp(max=batch.seq_lens.shape[0] - 1)
     behind = batch.query_start[request + 1] - token

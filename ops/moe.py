@@ -37,7 +37,7 @@ class RouteFacts:
 
 
 class RouteReference(PlainKernel):
-    """`run(logits, bias=None)`: logits `[T, E]`, bias `[E]` → (weights `[T, top_k]` float32, ids `[T, top_k]` int64)."""
+    """`run(logits, bias=None)`: logits `[T, E]`, bias `[E]` → (weights `[T, top_k]` float32, ids `[T, top_k]` int64), best choice first."""
 
     facts: RouteFacts
 
@@ -112,7 +112,7 @@ class MoeMlpReference(PlainKernel):
             weight = dense[:, expert : expert + 1]
             taken = x * weight.to(x.dtype) if self.facts.scale_input else x
             out = self._expert(packed, expert, taken).to(total.dtype)
-            total = total + (torch.where(weight != 0, out, 0.0) if self.facts.scale_input else out * weight)
+            total = total + torch.where(weight != 0, out if self.facts.scale_input else out * weight, 0.0)
         return total.to(x.dtype)
 
     def _expert(self, packed: Any, expert: int, x: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pagoda.hal.kernel import Facts, Kernel, KernelRun
 
@@ -25,6 +25,8 @@ class Case:
         args: positional inputs of `run` after the packed weights; tensors, or records of tensors.
         weights: inputs of `pack`; empty where the primitive has none.
         mutates: indices of `args` that `run` writes in place; they are compared instead of the result when it returns None.
+        batch: index of the argument that `plan` is given; its result takes the place of the argument after it.
+        consumes: indices of `args` whose content `run` may destroy.
     """
 
     label: str
@@ -32,6 +34,15 @@ class Case:
     args: tuple[Any, ...]
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
     mutates: tuple[int, ...] = ()
+    batch: int | None = None
+    consumes: tuple[int, ...] = ()
+
+
+class Part(NamedTuple):
+    """A piece of a case that must give the same numbers alone: its case, and the rows of the whole's outputs that it is."""
+
+    case: Case
+    rows: slice
 
 
 @dataclass(frozen=True)
@@ -41,9 +52,11 @@ class Op:
     Attributes:
         name: as in the kernel table.
         reference: `(facts) → KernelRun`; plain torch, static shapes, no synchronisation.
-        oracle: `(case) → outputs` in float64, written independently of the reference.
+        oracle: `(case) → outputs` in float64, written independently of the reference; integers are compared exactly, NaN stands for
+            an unspecified finite number.
         tolerance: `(case) → largest allowed error`, relative to the oracle's largest magnitude.
         generate: `(torch.Generator, dtype name) → cases` on the CPU: empty, one, block ± 1, ragged, strided, large.
+        split: `(case) → parts`, for the test of batch invariance; outputs have one row per row of the batch.
         dtypes: dtypes that the reference computes in.
     """
 
@@ -52,6 +65,7 @@ class Op:
     oracle: Callable[[Case], Any]
     tolerance: Callable[[Case], float]
     generate: Callable[[torch.Generator, str], Iterator[Case]]
+    split: Callable[[Case], Iterator[Part]]
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
 
     def reference_kernel(self) -> Kernel:

@@ -84,7 +84,8 @@ class TokenBitmaskReference(PlainKernel):
 class SampleReference(PlainKernel):
     """`run(logits, rows)`: logits `[S, V]` → token ids `[S]` int64.
 
-    Order as in vLLM: temperature, min-p, top-k, top-p, then one draw by inverse cumulative probability, highest first.
+    Temperature, min-p, top-k, top-p in this order, then one draw by inverse cumulative probability of what is left, in token
+    order: a row's token depends on no other row's filters. Of equal logits the lower token id ranks first, for greedy rows too.
     """
 
     facts: SamplingFacts
@@ -94,17 +95,16 @@ class SampleReference(PlainKernel):
         if rows.all_greedy:
             return greedy
         scaled = logits.float() / rows.temperature.clamp(min=1e-5)[:, None]
-        drawn = self._draw(scaled, rows)
+        drawn = self._draw(logits, scaled, rows)
         return torch.where(rows.temperature > 0, drawn, greedy)
 
-    def _draw(self, scaled: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-        u = uniform(rows.seed, rows.position)
-        if not rows.any_filter:
-            return _inverse_cdf(scaled.softmax(-1), u)
-        ordered, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
-        probs = ordered.softmax(-1)
-        kept = _filter(probs, rows)
-        return ids.gather(-1, _inverse_cdf(probs * kept, u)[:, None]).squeeze(-1)
+    def _draw(self, logits: torch.Tensor, scaled: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+        probs = scaled.softmax(-1)
+        if rows.any_filter:
+            order = logits.sort(stable=True, dim=-1, descending=True).indices
+            kept = _filter(probs.gather(-1, order), rows)
+            probs = probs * torch.zeros_like(kept).scatter(-1, order, kept)
+        return _inverse_cdf(probs, uniform(rows.seed, rows.position))
 
 
 def _filter(probs: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
@@ -160,6 +160,7 @@ class TopLogprobsReference(PlainKernel):
     def run(self, logits: torch.Tensor, tokens: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         logprobs = logits.float().log_softmax(-1)
         chosen = logprobs.gather(-1, tokens[:, None])
-        rank = (logprobs > chosen).sum(-1) + 1
+        # Compared before the normaliser is subtracted, which could make distinct logits equal.
+        rank = (logits > logits.gather(-1, tokens[:, None])).sum(-1) + 1
         top = logprobs.topk(k, dim=-1)
         return chosen.squeeze(-1), rank, top.values, top.indices

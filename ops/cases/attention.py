@@ -1,0 +1,227 @@
+"""Truth and inputs of `write_kv` and `paged_attention`.
+
+Pages are shuffled, the table's tail points at page 0, and everything that a request must not read (past its length, in page 0,
+in strangers' pages) is NaN: one stray read shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from pagoda.ops.attention import AttentionFacts, PagedAttentionReference, PagedBatch, WriteKvReference
+from pagoda.ops.cases.common import by_rows, draw, dtype_of, strided, tolerance
+from pagoda.ops.op import Case, Op, Part
+
+
+def facts_of(
+    dtype: str, heads: tuple[int, int] = (4, 2), dim: int = 64, page: int = 16, kv_dtype: str | None = None, **rest: object
+) -> AttentionFacts:
+    """Facts with the usual scale; `heads` are those of queries and of keys."""
+    base = AttentionFacts(dtype, kv_dtype or dtype, heads[0], heads[1], dim, dim, page, dim**-0.5)
+    return replace(base, **rest)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How the pages of a case lie: "plain", "pool" (K and V interleaved in one pool with padding), or "heads" (head-major)."""
+
+    kind: str = "plain"
+
+    def pages(self, count: int, facts: AttentionFacts) -> tuple[torch.Tensor, torch.Tensor]:
+        page, heads, dtype = facts.page_size, facts.num_kv_heads, dtype_of(facts.kv_dtype)
+        k_size, v_size = page * heads * facts.head_dim, page * heads * facts.v_dim
+        if self.kind == "plain":
+            flat = [torch.full((count * size,), float("nan"), dtype=dtype) for size in (k_size, v_size)]
+            return flat[0].view(count, page, heads, -1), flat[1].view(count, page, heads, -1)
+        pool = torch.full((count, k_size + v_size + 24), float("nan"), dtype=dtype)
+        k, v = pool[:, 8 : 8 + k_size], pool[:, 16 + k_size : 16 + k_size + v_size]
+        if self.kind == "pool":
+            return k.unflatten(1, (page, heads, -1)), v.unflatten(1, (page, heads, -1))
+        return k.unflatten(1, (heads, page, -1)).transpose(1, 2), v.unflatten(1, (heads, page, -1)).transpose(1, 2)
+
+
+def _first_visible(facts: AttentionFacts, position: int) -> int:
+    """The earliest key that a query at `position` may see."""
+    first = 0
+    if facts.window is not None:
+        first = max(first, position - facts.window + 1)
+    if facts.chunk is not None:
+        first = max(first, position // facts.chunk * facts.chunk)
+    return first
+
+
+def attention_case(
+    gen: torch.Generator, facts: AttentionFacts, label: str, segments: list[tuple[int, int]], padding: int = 0,
+    scale: float = 1.0, layout: str = "plain", slack: int = 0, rows: int = 0,
+) -> Case:  # fmt: skip
+    """A case of `(query tokens, sequence length)` segments, `padding` tokens past the last, `rows` empty rows and host bounds `slack` too high."""
+    page = facts.page_size
+    width = max([(length + page - 1) // page for _, length in segments], default=1) + 1
+    needed = [(length + page - 1) // page for _, length in segments]
+    ids = (torch.randperm(sum(needed) + 3, generator=gen) + 1).tolist()
+    table = torch.zeros(len(segments) + rows, width, dtype=torch.int32)
+    k_pages, v_pages = _Layout(layout).pages(len(ids) + 1, facts)
+    slots: list[int] = []
+    for row, (queries, length) in enumerate(segments):
+        mine = [ids.pop() for _ in range(needed[row])]
+        first = 0 if not facts.causal else _first_visible(facts, length - queries) // page
+        for index in range(first, len(mine)):
+            table[row, index] = mine[index]
+            used = min(page, length - index * page)
+            k_pages[mine[index], :used] = draw(gen, used, facts.num_kv_heads, facts.head_dim, scale=scale).to(k_pages.dtype)
+            v_pages[mine[index], :used] = draw(gen, used, facts.num_kv_heads, facts.v_dim).to(v_pages.dtype)
+        slots += [mine[p // page] * page + p % page for p in range(length - queries, length)]
+    counts = [queries for queries, _ in segments] + [0] * rows
+    batch = PagedBatch(
+        query_start=torch.tensor(np.concatenate(([0], np.cumsum(counts))), dtype=torch.int32),
+        seq_lens=torch.tensor([length for _, length in segments] + [0] * rows, dtype=torch.int32),
+        block_table=table,
+        slots=torch.tensor(slots + [0] * padding, dtype=torch.int64),
+        max_query=max(counts, default=0) + slack,
+        max_seq=max([length for _, length in segments], default=0) + slack,
+    )
+    q = draw(gen, len(slots) + padding, facts.num_heads, facts.head_dim, dtype=facts.dtype, scale=scale)
+    sinks = draw(gen, facts.num_heads, dtype=facts.dtype) if facts.sinks else None
+    slopes = torch.rand(facts.num_heads, generator=gen) * 0.2 if facts.alibi else None
+    return Case(label, facts, (q, k_pages, v_pages, batch, None, sinks, slopes), batch=3)
+
+
+def _oracle(case: Case) -> torch.Tensor:
+    q, k_pages, v_pages, batch, _, sinks, slopes = case.args
+    facts: AttentionFacts = case.facts
+    out = np.full((q.shape[0], facts.num_heads, facts.v_dim), np.nan)
+    starts = batch.query_start.tolist()
+    for row, length in enumerate(batch.seq_lens.tolist()):
+        table = batch.block_table[row].tolist()
+        for token in range(starts[row], starts[row + 1]):
+            position = length - (starts[row + 1] - token)
+            keys = range(_first_visible(facts, position), position + 1 if facts.causal else length)
+            where = [(table[j // facts.page_size], j % facts.page_size) for j in keys]
+            k = torch.stack([k_pages[page, offset] for page, offset in where]).double().numpy()
+            v = torch.stack([v_pages[page, offset] for page, offset in where]).double().numpy()
+            far = position - np.array(keys)
+            for head in range(facts.num_heads):
+                out[token, head] = _one_head(facts, head, q[token, head].double().numpy(), k, v, far, sinks, slopes)
+    return torch.from_numpy(out)
+
+
+def _one_head(
+    facts: AttentionFacts, head: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, far: np.ndarray,
+    sinks: torch.Tensor | None, slopes: torch.Tensor | None,
+) -> np.ndarray:  # fmt: skip
+    kv_head = head // (facts.num_heads // facts.num_kv_heads)
+    logits = k[:, kv_head] @ q * facts.scale
+    if facts.softcap is not None:
+        logits = facts.softcap * np.tanh(logits / facts.softcap)
+    if slopes is not None:
+        logits = logits - float(slopes[head]) * far
+    extra = [float(sinks[head])] if sinks is not None else []
+    top = max([*logits.tolist(), *extra])
+    weights = np.exp(logits - top)
+    result: np.ndarray = weights @ v[:, kv_head] / (weights.sum() + sum(math.exp(e - top) for e in extra))
+    return result
+
+
+def _tolerance(case: Case) -> float:
+    q, k_pages = case.args[:2]
+    largest = float(q.double().abs().max() * k_pages.double().nan_to_num().abs().max()) if q.numel() else 0.0
+    # An error in a logit is an error in the exponent: the largest term of a dot product tells how big it can be.
+    gain = largest * abs(case.facts.scale) * math.sqrt(case.facts.head_dim)
+    longest = int(case.args[3].seq_lens.max()) if case.args[3].seq_lens.numel() else 1
+    # Softmax weights may be rounded to the dtype before they meet the values.
+    return tolerance(case.facts.dtype, longest, roundings=2, gain=gain)
+
+
+def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
+    mixed = [(1, 40), (7, 7), (1, 1), (5, 33), (1, 16), (1, 17), (3, 15)]
+    base = facts_of(dtype)
+    yield attention_case(gen, base, "empty", [])
+    yield attention_case(gen, base, "only padding", [], padding=3, rows=2)
+    yield attention_case(gen, base, "one token", [(1, 1)])
+    for length in (15, 16, 17, 63, 65, 257):
+        yield attention_case(gen, base, f"decode at {length}", [(1, length)])
+        yield attention_case(gen, base, f"prefill of {length}", [(length, length)])
+    for layout in ("plain", "pool", "heads"):
+        yield attention_case(gen, base, f"mixed, {layout}", mixed, layout=layout)
+    yield attention_case(gen, base, "padded", mixed, padding=5, slack=200, rows=2)
+    yield attention_case(gen, base, "many decodes", [(1, 3 * n + 1) for n in range(20)])
+    yield attention_case(gen, base, "large logits", mixed, scale=6.0)
+    case = attention_case(gen, base, "strided q", mixed)
+    yield replace(case, args=(strided(case.args[0]), *case.args[1:]))
+    yield from _variants(gen, dtype, mixed)
+
+
+def _variants(gen: torch.Generator, dtype: str, mixed: list[tuple[int, int]]) -> Iterator[Case]:
+    for heads in ((1, 1), (3, 3), (8, 1), (9, 3), (6, 2)):
+        yield attention_case(gen, facts_of(dtype, heads), f"heads {heads}", mixed)
+    for dim in (16, 72, 80, 128, 256):
+        yield attention_case(gen, facts_of(dtype, (4, 2), dim), f"head_dim {dim}", mixed)
+    yield attention_case(gen, facts_of(dtype, (4, 2), 96, v_dim=64), "narrow values", mixed)
+    for page in (1, 8, 32, 64):
+        yield attention_case(gen, facts_of(dtype, page=page), f"page {page}", mixed)
+    longer = [(1, 100), (20, 70), (1, 33), (40, 40)]
+    for name, extra in _FEATURES.items():
+        yield attention_case(gen, facts_of(dtype, **extra), name, longer, layout="pool")  # type: ignore[arg-type]
+
+
+_FEATURES: dict[str, dict[str, object]] = {
+    "window": {"window": 24},
+    "window of one": {"window": 1},
+    "chunk": {"chunk": 32},
+    "soft cap": {"softcap": 2.0},
+    "sinks": {"sinks": True},
+    "alibi": {"alibi": True},
+    "bidirectional": {"causal": False},
+    "window, sinks, soft cap": {"window": 10, "sinks": True, "softcap": 3.0},
+    "scale": {"scale": 0.5},
+}
+
+
+def _split(case: Case) -> Iterator[Part]:
+    """Each request in a batch of its own."""
+    q, k_pages, v_pages, batch, plan, sinks, slopes = case.args
+    starts = batch.query_start.tolist()
+    for row in range(len(starts) - 1):
+        piece = slice(starts[row], starts[row + 1])
+        if piece.start == piece.stop:
+            continue
+        alone = PagedBatch(
+            torch.tensor([0, piece.stop - piece.start], dtype=torch.int32), batch.seq_lens[row : row + 1],
+            batch.block_table[row : row + 1], batch.slots[piece], piece.stop - piece.start, int(batch.seq_lens[row]),
+        )  # fmt: skip
+        yield Part(
+            replace(case, label=f"{case.label}, request {row} alone", args=(q[piece], k_pages, v_pages, alone, plan, sinks, slopes)), piece
+        )
+
+
+PAGED_ATTENTION = Op("paged_attention", PagedAttentionReference, _oracle, _tolerance, _cases, _split)
+
+
+def _write_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    k, v, k_pages, v_pages, slots = case.args
+    k_out, v_out = k_pages.clone().double(), v_pages.clone().double()
+    for token, slot in enumerate(slots.tolist()):
+        page, offset = divmod(slot, case.facts.page_size)
+        k_out[page, offset] = k[token].to(k_pages.dtype).double()
+        v_out[page, offset] = v[token].to(v_pages.dtype).double()
+    return k_out, v_out
+
+
+def _write_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
+    for layout in ("plain", "pool", "heads"):
+        for facts in (facts_of(dtype), facts_of(dtype, (4, 3), 72, 8, v_dim=40), facts_of(dtype, kv_dtype="bfloat16")):
+            for tokens in (0, 1, 17):
+                k_pages, v_pages = _Layout(layout).pages(6, facts)
+                k_pages.copy_(draw(gen, *k_pages.shape)), v_pages.copy_(draw(gen, *v_pages.shape))
+                k = strided(draw(gen, tokens, facts.num_kv_heads, facts.head_dim, dtype=dtype))
+                v = draw(gen, tokens, facts.num_kv_heads, facts.v_dim, dtype=dtype)
+                slots = torch.randperm(5 * facts.page_size, generator=gen)[:tokens] + facts.page_size
+                yield Case(f"{tokens} tokens, {layout}", facts, (k, v, k_pages, v_pages, slots), mutates=(2, 3))
+
+
+WRITE_KV = Op("write_kv", WriteKvReference, _write_oracle, lambda case: 0.0, _write_cases, by_rows())

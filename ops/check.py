@@ -1,0 +1,229 @@
+"""Does a kernel do what its primitive says? `check_kernel` runs it over the primitive's cases; conformance level 1 and pytest use it.
+
+Inputs lie between guard zones of NaN, outputs are poisoned before they are written, what must not change is compared bit by
+bit, and a claim of batch invariance is put to the test.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from pagoda.hal.info import DeviceInfo
+from pagoda.hal.kernel import Kernel, KernelRun
+from pagoda.ops.op import Case, Op
+
+_GUARD = 256
+"""Elements of guard zone on each side of an input."""
+
+
+class Failure(NamedTuple):
+    """One case that went wrong, and how."""
+
+    case: str
+    problem: str
+
+
+@dataclass
+class Report:
+    """What a check found.
+
+    Attributes:
+        ran: cases that ran; refused: reason → number of cases that the kernel declines.
+        failures: what went wrong; worst: largest error seen, in units of what was allowed.
+    """
+
+    op: str
+    kernel: str
+    dtype: str
+    ran: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    worst: float = 0.0
+
+    def __str__(self) -> str:
+        head = f"{self.op}={self.kernel} {self.dtype}: {self.ran} cases, {sum(self.refused.values())} declined, worst error {self.worst:.2f} of allowed"
+        return "\n  ".join([head, *(f"{failure.case}: {failure.problem}" for failure in self.failures[:10])])
+
+
+def check_kernel(
+    kernel: Kernel, op: Op, *, dtype: str = "float32", device: torch.device | None = None, info: DeviceInfo | None = None, seed: int = 0
+) -> Report:
+    """Run `kernel` over the cases of `op` in `dtype` on `device` (the CPU when not given) and compare with the oracle.
+
+    `info`, where given, decides which cases the kernel declines. Never raises for a kernel's mistakes: they are in the report.
+    """
+    report = Report(op.name, kernel.name, dtype)
+    where = device or torch.device("cpu")
+    for case in op.generate(torch.Generator().manual_seed(seed), dtype):
+        reason = kernel.refuse(info, case.facts) if info else (kernel.accepts(case.facts) if kernel.accepts else None)
+        if reason is not None:
+            report.refused[reason] = report.refused.get(reason, 0) + 1
+            continue
+        report.ran += 1
+        try:
+            problem = _check_case(kernel, op, case, where, report)
+        except Exception as error:  # noqa: BLE001 - whatever a kernel throws is its failure
+            problem = f"raised {error!r}"
+        if problem is not None:
+            report.failures.append(Failure(f"{case.label} {case.facts}", problem))
+    return report
+
+
+def _check_case(kernel: Kernel, op: Op, case: Case, device: torch.device, report: Report) -> str | None:
+    run = kernel.load(case.facts)
+    weights = [run.pack({name: _Guarded(t, device).view for name, t in case.weights.items()})] if _has_weights(op) else []
+    expected = op.oracle(case)
+    for poisoned in (True, False):
+        placed = _place(case, device)
+        with _poison(poisoned):
+            result = _invoke(run, weights, placed.case)
+        problem = _judge(result, placed, expected, op.tolerance(case), report) or placed.damage(case)
+        if problem is not None:
+            return problem
+        if weights:
+            weights = [_repack(run, weights[0], case, device)]
+    if "batch_invariant" in kernel.claims:
+        return _check_invariance(op, run, weights, case, device)
+    return None
+
+
+def _has_weights(op: Op) -> bool:
+    return "packed" in inspect.signature(getattr(op.reference, "run")).parameters  # noqa: B009 - a callable, not always a class
+
+
+def _invoke(run: KernelRun, weights: list[Any], case: Case) -> Any:
+    args = list(case.args)
+    if case.batch is not None:
+        args[case.batch + 1] = run.plan(args[case.batch])
+    return run.run(*weights, *args)
+
+
+def _repack(run: KernelRun, packed: Any, case: Case, device: torch.device) -> Any:
+    return run.pack({name: tensor.to(device) for name, tensor in case.weights.items()}, out=packed)
+
+
+def _check_invariance(op: Op, run: KernelRun, weights: list[Any], case: Case, device: torch.device) -> str | None:
+    whole = _tuple(_invoke(run, weights, _place(case, device).case))
+    for part in op.split(case):
+        alone = _tuple(_invoke(run, weights, _place(part.case, device).case))
+        for a, b in zip(whole, alone, strict=True):
+            if a is not None and not torch.equal(a[part.rows].nan_to_num(), b.nan_to_num()):
+                return f"claims batch invariance, but differs as {part.case.label}"
+    return None
+
+
+class _Guarded:
+    """A copy of a tensor, strides kept, between guard zones; knows whether anything outside its elements changed."""
+
+    def __init__(self, source: torch.Tensor, device: torch.device) -> None:
+        span = 1 + sum((n - 1) * s for n, s in zip(source.shape, source.stride(), strict=True)) if source.numel() else 0
+        fill = float("nan") if source.is_floating_point() else (True if source.dtype == torch.bool else -1)
+        fill = 255 if source.dtype == torch.uint8 else fill
+        # Rows and blocks of 64 bytes keep whatever alignment the source could have had.
+        self.buffer = torch.full((span + 2 * _GUARD,), fill, dtype=source.dtype, device=device)
+        self.view = self.buffer.as_strided(source.shape, source.stride(), _GUARD)
+        self.view.copy_(source)
+        self.before = self.buffer.clone()
+
+    def changed_outside(self) -> bool:
+        now = self.buffer.clone()
+        now.as_strided(self.view.shape, self.view.stride(), _GUARD).copy_(
+            self.before.as_strided(self.view.shape, self.view.stride(), _GUARD)
+        )
+        return not _same_bits(now, self.before)
+
+    def changed(self) -> bool:
+        return not _same_bits(self.buffer, self.before)
+
+
+class _Placed(NamedTuple):
+    """A case on the device, and every guarded tensor of each argument."""
+
+    case: Case
+    guards: tuple[tuple[_Guarded, ...], ...]
+
+    def damage(self, case: Case) -> str | None:
+        for index, guards in enumerate(self.guards):
+            writable = index in case.mutates or index in case.consumes
+            for guard in guards:
+                if guard.changed_outside() if writable else guard.changed():
+                    return f"wrote outside its tensor, argument {index}" if writable else f"changed input {index}"
+        return None
+
+
+def _place(case: Case, device: torch.device) -> _Placed:
+    args, guards = [], []
+    for arg in case.args:
+        mine: list[_Guarded] = []
+        args.append(_place_one(arg, device, mine))
+        guards.append(tuple(mine))
+    return _Placed(replace(case, args=tuple(args)), tuple(guards))
+
+
+def _place_one(arg: Any, device: torch.device, guards: list[_Guarded]) -> Any:
+    if isinstance(arg, torch.Tensor):
+        guards.append(_Guarded(arg, device))
+        return guards[-1].view
+    if is_dataclass(arg) and not isinstance(arg, type):
+        return replace(arg, **{f.name: _place_one(getattr(arg, f.name), device, guards) for f in fields(arg)})
+    return arg
+
+
+def _judge(result: Any, placed: _Placed, expected: Any, allowed: float, report: Report) -> str | None:
+    if placed.case.mutates and result is None:
+        result = tuple(placed.case.args[i] for i in placed.case.mutates)
+    got, wanted = _tuple(result), _tuple(expected)
+    if len(got) != len(wanted):
+        return f"returned {len(got)} results, not {len(wanted)}"
+    for index, (have, want) in enumerate(zip(got, wanted, strict=True)):
+        problem = _compare(have, want, allowed, report)
+        if problem is not None:
+            return f"result {index}: {problem}"
+    return None
+
+
+def _compare(have: torch.Tensor, want: torch.Tensor, allowed: float, report: Report) -> str | None:
+    have = have.detach().cpu()
+    if have.shape != want.shape:
+        return f"shape {tuple(have.shape)}, not {tuple(want.shape)}"
+    if not want.is_floating_point():
+        wrong = (have != want).sum().item()
+        return f"{wrong} of {want.numel()} integers are wrong" if wrong else None
+    free, infinite = want.isnan(), want.isinf()
+    have = have.double()
+    if not have[~infinite].isfinite().all():
+        return f"{int((~have[~infinite].isfinite()).sum())} numbers are not finite"
+    if not torch.equal(have[infinite], want[infinite]):
+        return "infinities differ"
+    have, want = have[~free & ~infinite], want[~free & ~infinite]
+    error = float((have - want).abs().max() / want.abs().max().clamp(min=1e-30)) if want.numel() else 0.0
+    report.worst = max(report.worst, error / allowed if allowed else error)
+    return f"error {error:.3g}, allowed {allowed:.3g}" if error > allowed else None
+
+
+def _tuple(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+@contextmanager
+def _poison(on: bool) -> Iterator[None]:
+    """Fresh tensors are filled with NaN or the largest integer, so that what a kernel forgets to write shows."""
+    before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.use_deterministic_algorithms(on or before, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before, warn_only=warn)

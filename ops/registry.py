@@ -1,0 +1,33 @@
+"""All primitives by name, and their references as candidates for a kernel table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pagoda.hal.kernel import Kernel
+from pagoda.ops.cases.activation import ACTIVATION, GATED_ACTIVATION
+from pagoda.ops.cases.attention import PAGED_ATTENTION, WRITE_KV
+from pagoda.ops.cases.linear import EMBEDDING, GEMM
+from pagoda.ops.cases.moe import MOE_MLP, ROUTE
+from pagoda.ops.cases.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
+from pagoda.ops.cases.rope import ROPE
+from pagoda.ops.cases.sampling import PENALIZE, SAMPLE, TOKEN_BITMASK, TOP_LOGPROBS
+from pagoda.ops.op import Op
+
+_OPS = (
+    GEMM, EMBEDDING,
+    RMS_NORM, ADD_RMS_NORM, LAYER_NORM,
+    GATED_ACTIVATION, ACTIVATION,
+    ROPE, WRITE_KV, PAGED_ATTENTION,
+    ROUTE, MOE_MLP,
+    PENALIZE, TOKEN_BITMASK, SAMPLE, TOP_LOGPROBS,
+)  # fmt: skip
+
+ALL_OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in _OPS})
+"""Every primitive, by the name that kernel tables use."""
+
+
+def reference_kernels() -> tuple[Kernel, ...]:
+    """The portable references: with them alone every device runs everything."""
+    return tuple(op.reference_kernel() for op in _OPS)

@@ -1,0 +1,17 @@
+"""Every portable reference against the float64 oracle of its primitive, in every dtype it computes in."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagoda.ops.check import check_kernel
+from pagoda.ops.registry import ALL_OPS
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", sorted(ALL_OPS))
+def test_reference_matches_oracle(name: str, dtype: str) -> None:
+    op = ALL_OPS[name]
+    report = check_kernel(op.reference_kernel(), op, dtype=dtype)
+    assert report.ran > 5
+    assert not report.failures, str(report)
