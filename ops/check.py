@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-
 from pagoda.hal.info import DeviceInfo
 from pagoda.hal.kernel import Kernel, KernelRun
 from pagoda.ops.op import Case, Op
@@ -48,7 +47,8 @@ class Report:
     worst: float = 0.0
 
     def __str__(self) -> str:
-        head = f"{self.op}={self.kernel} {self.dtype}: {self.ran} cases, {sum(self.refused.values())} declined, worst error {self.worst:.2f} of allowed"
+        declined = sum(self.refused.values())
+        head = f"{self.op}={self.kernel} {self.dtype}: {self.ran} cases, {declined} declined, worst error {self.worst:.2f} of allowed"
         return "\n  ".join([head, *(f"{failure.case}: {failure.problem}" for failure in self.failures[:10])])
 
 
@@ -69,7 +69,7 @@ def check_kernel(
         report.ran += 1
         try:
             problem = _check_case(kernel, op, case, where, report)
-        except Exception as error:  # noqa: BLE001 - whatever a kernel throws is its failure
+        except Exception as error:
             problem = f"raised {error!r}"
         if problem is not None:
             report.failures.append(Failure(f"{case.label} {case.facts}", problem))
@@ -126,7 +126,6 @@ class _Guarded:
         span = 1 + sum((n - 1) * s for n, s in zip(source.shape, source.stride(), strict=True)) if source.numel() else 0
         fill = float("nan") if source.is_floating_point() else (True if source.dtype == torch.bool else -1)
         fill = 255 if source.dtype == torch.uint8 else fill
-        # Rows and blocks of 64 bytes keep whatever alignment the source could have had.
         self.buffer = torch.full((span + 2 * _GUARD,), fill, dtype=source.dtype, device=device)
         self.view = self.buffer.as_strided(source.shape, source.stride(), _GUARD)
         self.view.copy_(source)

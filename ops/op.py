@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pagoda.hal.kernel import Facts, Kernel, KernelRun
+from pagoda.hal.kernel import Kernel, KernelRun
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,7 @@ class Case:
 
     Attributes:
         label: what is particular about it ("ragged", "block+1", …).
-        facts: static facts of the use.
+        facts: static facts of the use (a `hal.kernel.Facts`).
         args: positional inputs of `run` after the packed weights; tensors, or records of tensors.
         weights: inputs of `pack`; empty where the primitive has none.
         mutates: indices of `args` that `run` writes in place; they are compared instead of the result when it returns None.
@@ -30,7 +30,7 @@ class Case:
     """
 
     label: str
-    facts: Facts
+    facts: Any
     args: tuple[Any, ...]
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
     mutates: tuple[int, ...] = ()

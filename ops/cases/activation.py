@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-
 from pagoda.ops.activation import ActivationFacts, ActivationReference, GatedActivationReference
 from pagoda.ops.cases.common import ROWS, by_rows, draw, strided, tolerance
 from pagoda.ops.op import Case, Op

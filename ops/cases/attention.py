@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-
 from pagoda.ops.attention import AttentionFacts, PagedAttentionReference, PagedBatch, WriteKvReference
 from pagoda.ops.cases.common import by_rows, draw, dtype_of, strided, tolerance
 from pagoda.ops.op import Case, Op, Part
@@ -59,7 +58,10 @@ def attention_case(
     gen: torch.Generator, facts: AttentionFacts, label: str, segments: list[tuple[int, int]], padding: int = 0,
     scale: float = 1.0, layout: str = "plain", slack: int = 0, rows: int = 0,
 ) -> Case:  # fmt: skip
-    """A case of `(query tokens, sequence length)` segments, `padding` tokens past the last, `rows` empty rows and host bounds `slack` too high."""
+    """A case of `(query tokens, sequence length)` segments.
+
+    `padding` tokens follow the last one and `rows` empty rows the last segment; host bounds are `slack` too high.
+    """
     page = facts.page_size
     width = max([(length + page - 1) // page for _, length in segments], default=1) + 1
     needed = [(length + page - 1) // page for _, length in segments]

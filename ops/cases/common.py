@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
-
 from pagoda.ops.op import DTYPE_EPS, Case, Part
 
 ROWS = (0, 1, 2, 15, 17, 33)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-
 from pagoda.ops.cases.common import ROWS, by_rows, draw, strided, tolerance
 from pagoda.ops.linear import EmbeddingFacts, EmbeddingReference, GemmFacts, GemmReference
 from pagoda.ops.op import Case, Op

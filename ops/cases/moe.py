@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-
 from pagoda.ops.cases.activation import act
 from pagoda.ops.cases.common import by_rows, draw, tolerance
 from pagoda.ops.moe import MoeMlpFacts, MoeMlpReference, RouteFacts, RouteReference

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-
 from pagoda.ops.cases.common import ROWS, by_rows, draw, strided, tolerance
 from pagoda.ops.norm import AddRmsNormReference, LayerNormReference, NormFacts, RmsNormReference
 from pagoda.ops.op import Case, Op

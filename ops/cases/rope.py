@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-
 from pagoda.ops.cases.common import ROWS, by_rows, draw, strided, tolerance
 from pagoda.ops.op import Case, Op
 from pagoda.ops.rope import RopeFacts, RopeReference

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-
 from pagoda.ops.cases.common import by_rows, draw, dtype_of, strided, tolerance
 from pagoda.ops.op import Case, Op, Part
 from pagoda.ops.sampling import (
@@ -48,7 +47,8 @@ def _penalize_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
 
 
 PENALIZE = Op(
-    "penalize", PenalizeReference, _penalize_oracle, lambda case: tolerance("float32", roundings=4), _penalize_cases, by_rows(0, 1, 2, 3, 4, 5)
+    "penalize", PenalizeReference, _penalize_oracle, lambda case: tolerance("float32", roundings=4),
+    _penalize_cases, by_rows(0, 1, 2, 3, 4, 5),
 )  # fmt: skip
 
 
@@ -159,8 +159,8 @@ def _nearby(knobs: RowKnobs) -> Iterator[RowKnobs]:
 
 def _pack(rows: list[RowKnobs], all_greedy: bool = False, any_filter: bool = True) -> SamplingRows:
     kinds = (torch.float32, torch.int32, torch.float32, torch.float32, torch.int64, torch.int64)
-    columns = [torch.tensor([row[i] for row in rows], dtype=kind) for i, kind in enumerate(kinds)]
-    return SamplingRows(*columns, all_greedy=all_greedy, any_filter=any_filter)
+    temperature, top_k, top_p, min_p, seed, position = (torch.tensor([row[i] for row in rows], dtype=kind) for i, kind in enumerate(kinds))
+    return SamplingRows(temperature, top_k, top_p, min_p, seed, position, all_greedy, any_filter)
 
 
 def _sample_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:

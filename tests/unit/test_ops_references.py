@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from pagoda.ops.check import check_kernel
 from pagoda.ops.registry import ALL_OPS
 
