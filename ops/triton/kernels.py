@@ -1,0 +1,35 @@
+"""Records of the Triton kernels, for any backend whose devices run Triton."""
+
+from __future__ import annotations
+
+from pagoda.hal.info import Feature
+from pagoda.hal.kernel import Kernel, Needs, Reason
+from pagoda.ops.activation import ActivationFacts
+from pagoda.ops.attention import AttentionFacts
+
+FLOATS = frozenset({"float32", "bfloat16", "float16"})
+NEEDS = Needs(features=frozenset({Feature.TRITON}), dtypes=FLOATS, packages=("triton",))
+HERE = "pagoda.ops.triton"
+CLAIMS = frozenset({"capturable"})
+INVARIANT = CLAIMS | {"batch_invariant"}
+
+
+def _attention_fits(facts: AttentionFacts) -> Reason | None:
+    if facts.head_dim > 256 or facts.v_dim > 256:
+        return f"head sizes up to 256, not {max(facts.head_dim, facts.v_dim)}"
+    return None if facts.kv_dtype in FLOATS else f"KV in a float dtype, not {facts.kv_dtype}"
+
+
+def _plain_silu(facts: ActivationFacts) -> Reason | None:
+    return None if facts.kind == "silu" and facts.limit is None else f"plain SiLU only, not {facts.kind} with limit {facts.limit}"
+
+
+def triton_kernels() -> tuple[Kernel, ...]:
+    return (
+        Kernel("paged_attention", "triton", f"{HERE}.attention:PagedAttention", NEEDS, _attention_fits, 1.0, CLAIMS),
+        Kernel("write_kv", "triton", f"{HERE}.attention:WriteKv", NEEDS, _attention_fits, 1.0, INVARIANT),
+        Kernel("rms_norm", "triton", f"{HERE}.pointwise:RmsNorm", NEEDS, None, 1.0, INVARIANT),
+        Kernel("add_rms_norm", "triton", f"{HERE}.pointwise:AddRmsNorm", NEEDS, None, 1.0, INVARIANT),
+        Kernel("rope", "triton", f"{HERE}.pointwise:Rope", NEEDS, None, 1.0, INVARIANT),
+        Kernel("gated_activation", "triton", f"{HERE}.pointwise:SiluAndMul", NEEDS, _plain_silu, 1.0, INVARIANT),
+    )

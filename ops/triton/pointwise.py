@@ -1,0 +1,140 @@
+"""Norms, rotary embedding and gated activation in Triton: one program a row, float32 inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from pagoda.hal.kernel import PlainKernel
+from pagoda.ops.activation import ActivationFacts
+from pagoda.ops.norm import NormFacts
+from pagoda.ops.rope import RopeFacts
+
+
+@triton.jit
+def _rms_norm(x, residual, weight, out, total, rows_inner, x_outer, x_inner, o_outer, o_inner, eps, offset,
+              WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr,
+              OFFSET: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < WIDTH
+    place = row // rows_inner * x_outer + row % rows_inner * x_inner
+    value = tl.load(x + place + column, mask=mask, other=0.0)
+    if ADD:
+        value = value + tl.load(residual + row * WIDTH + column, mask=mask, other=0.0)
+        tl.store(total + row * WIDTH + column, value, mask=mask)
+    wide = value.to(tl.float32)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
+    if WEIGHT:
+        scale = tl.load(weight + column, mask=mask, other=0.0)
+        if OFFSET:
+            normed = normed * (scale.to(tl.float32) + offset)
+        else:
+            normed = (normed.to(value.dtype) * scale).to(tl.float32)
+    target = row // rows_inner * o_outer + row % rows_inner * o_inner
+    tl.store(out + target + column, normed.to(out.dtype.element_ty), mask=mask)
+
+
+class RmsNorm(PlainKernel):
+    """`run(packed, x)`, as in `ops.norm.RmsNormReference`; x may be a view of rows or of heads."""
+
+    facts: NormFacts
+
+    def run(self, packed: Any, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() > 3 or x.stride(-1) != 1:
+            x = x.contiguous().view(-1, self.facts.width)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if x.numel():
+            _launch_norm(self.facts, packed, x, None, out, None)
+        return out
+
+
+class AddRmsNorm(PlainKernel):
+    """`run(packed, x, residual)`, as in `ops.norm.AddRmsNormReference`."""
+
+    facts: NormFacts
+
+    def run(self, packed: Any, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = x.contiguous(), residual.contiguous()
+        out, total = torch.empty_like(x), torch.empty_like(x)
+        if x.numel():
+            _launch_norm(self.facts, packed, x, residual, out, total)
+        return out, total
+
+
+def _launch_norm(facts: NormFacts, packed: Any, x: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor,
+                 total: torch.Tensor | None) -> None:  # fmt: skip
+    inner = x.shape[-2] if x.dim() == 3 else 1
+    outer_x, outer_o = (x.stride(0), out.stride(0)) if x.dim() > 1 else (0, 0)
+    inner_x, inner_o = (x.stride(1), out.stride(1)) if x.dim() == 3 else (0, 0)
+    block = triton.next_power_of_2(facts.width)
+    _rms_norm[(x.numel() // facts.width,)](
+        x, x if residual is None else residual, packed["weight"] if facts.weight else x, out, out if total is None else total,
+        inner, outer_x, inner_x, outer_o, inner_o, facts.eps, facts.offset,
+        WIDTH=facts.width, BLOCK=block, ADD=residual is not None, WEIGHT=facts.weight, OFFSET=facts.offset != 0.0,
+        num_warps=min(max(block // 512, 1), 8),
+    )  # fmt: skip
+
+
+@triton.jit
+def _rope(q, k, cos, sin, q_t, q_h, k_t, k_h, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+          NEOX: tl.constexpr):  # fmt: skip
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = tl.arange(0, BLOCK)
+    mask = i < HALF
+    if HEADS > head:
+        base = q + token * q_t + head * q_h
+    else:
+        base = k + token * k_t + (head - HEADS) * k_h
+    first = i if NEOX else 2 * i
+    second = i + HALF if NEOX else 2 * i + 1
+    c = tl.load(cos + token * HALF + i, mask=mask, other=0.0)
+    s = tl.load(sin + token * HALF + i, mask=mask, other=0.0)
+    a = tl.load(base + first, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(base + second, mask=mask, other=0.0).to(tl.float32)
+    tl.store(base + first, (a * c - b * s).to(q.dtype.element_ty), mask=mask)
+    tl.store(base + second, (b * c + a * s).to(q.dtype.element_ty), mask=mask)
+
+
+class Rope(PlainKernel):
+    """`run(q, k, cos, sin)`, as in `ops.rope.RopeReference`; rotates in place."""
+
+    facts: RopeFacts
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        half = self.facts.rotary_dim // 2
+        if q.shape[0]:
+            _rope[(q.shape[0], q.shape[1] + k.shape[1])](
+                q, k, cos.contiguous(), sin.contiguous(), q.stride(0), q.stride(1), k.stride(0), k.stride(1),
+                HEADS=q.shape[1], HALF=half, BLOCK=triton.next_power_of_2(half), NEOX=self.facts.style == "neox", num_warps=1,
+            )  # fmt: skip
+        return q, k
+
+
+@triton.jit
+def _silu_and_mul(x, out, x_t, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < WIDTH
+    gate = tl.load(x + row * x_t + column, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x + row * x_t + WIDTH + column, mask=mask, other=0.0)
+    act = (gate / (1.0 + tl.exp(-gate))).to(up.dtype)
+    tl.store(out + row * WIDTH + column, act * up, mask=mask)
+
+
+class SiluAndMul(PlainKernel):
+    """`run(x)`, as in `ops.activation.GatedActivationReference` for plain SiLU."""
+
+    facts: ActivationFacts
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        width = x.shape[-1] // 2
+        flat = x.reshape(-1, 2 * width)
+        out = torch.empty(flat.shape[0], width, dtype=x.dtype, device=x.device)
+        if out.numel():
+            block = min(triton.next_power_of_2(width), 1024)
+            _silu_and_mul[(flat.shape[0], triton.cdiv(width, block))](flat, out, flat.stride(0), WIDTH=width, BLOCK=block)
+        return out.view(*x.shape[:-1], width)
