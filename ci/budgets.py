@@ -75,9 +75,14 @@ def breaches(everything: list[File]) -> list[tuple[str, str]]:
         for function in file.functions:
             if function.lines > function_limit:
                 found.append((f"{file.path}:{function.name}", f"{function.lines} lines, limit {function_limit}"))
-            if function.lazy_imports and not file.path.startswith("tests/"):
+            if function.lazy_imports and not _may_import_late(file, function):
                 found.append((f"{file.path}:import", f"import inside {function.name}"))
     return found
+
+
+def _may_import_late(file: File, function: Function) -> bool:
+    """Tests, and the two members of a backend that may bring vendor code in."""
+    return file.path.startswith("tests/") or (file.path.endswith("/backend.py") and function.name in ("open", "devices"))
 
 
 def main() -> int:

@@ -99,8 +99,8 @@ class Kernel:
     name: str
     implementation: str
     needs: Needs = field(default_factory=Needs)
-    accepts: Callable[[Facts], Reason | None] | None = None
-    rank: Callable[[Facts], float] | float = 0.0
+    accepts: Callable[[Any], Reason | None] | None = None
+    rank: Callable[[Any], float] | float = 0.0
     claims: frozenset[str] = frozenset()
     needs_host_lengths: bool = False
 

@@ -1,1 +1,1 @@
-"""The CUDA backend."""
+"""The CUDA backend: torch.cuda, CUDA graphs, NCCL, and the Triton kernels. Vendor code is imported by `open` alone."""

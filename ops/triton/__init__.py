@@ -1,1 +1,1 @@
-"""Portable GPU kernels."""
+"""Portable GPU kernels in Triton; `kernels` lists them without importing Triton."""

@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts, PagedBatch
-
 
 
 @triton.jit

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.norm import NormFacts
@@ -85,7 +84,7 @@ def _rope(q, k, cos, sin, q_t, q_h, k_t, k_h, HEADS: tl.constexpr, HALF: tl.cons
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, BLOCK)
     mask = i < HALF
-    if HEADS > head:
+    if head < HEADS:
         base = q + token * q_t + head * q_h
     else:
         base = k + token * k_t + (head - HEADS) * k_h
