@@ -1,0 +1,110 @@
+"""From an engine's token deltas to text deltas: detokenizing, stop strings, and the finish reason that the client sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pagoda.serving.engine.messages import FinishReason, RequestDelta, SequenceDelta, TokenLogprobs
+from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.frontend.stop import StopStrings
+from pagoda.serving.frontend.text import Tokenizer
+
+
+class TextDelta(NamedTuple):
+    """What one delta adds to one sequence.
+
+    Attributes:
+        index: which of the request's sequences.
+        text: new text, free of stop strings; may be empty while a character or a possible stop string is incomplete.
+        token_ids, logprobs: as the engine gave them, cut after the token that completed a stop string.
+        finish_reason: set once, on the sequence's last delta. stop_reason: the stop string or token id behind it.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+
+
+class SequenceText:
+    """The text side of one sequence."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt: Sequence[int] = ()) -> None:
+        self._detokenizer = tokenizer.detokenizer(
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+            prompt=prompt,
+        )
+        self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self._params = params
+        self._tokens = 0
+        self.finished = False
+
+    def push(self, delta: SequenceDelta) -> TextDelta:
+        """Text of these tokens; a stop string ends the sequence here whatever the engine thinks."""
+        text = ""
+        shown = self._shown_tokens(delta)
+        for count, token in enumerate(delta.token_ids[:shown], 1):
+            self._tokens += 1
+            piece = self._detokenizer.push((token,))
+            if self._tokens <= self._params.min_tokens:
+                text += self._stops.release(piece)
+                continue
+            scan = self._stops.push(piece)
+            text += scan.text
+            if scan.stopped_by is not None:
+                return self._stopped(delta, text, count, scan.stopped_by)
+        if delta.finish_reason is None:
+            return TextDelta(delta.index, text, delta.token_ids, delta.logprobs)
+        return self._ended(delta, text)
+
+    def _shown_tokens(self, delta: SequenceDelta) -> int:
+        # a stop token ends the text; it is no part of it unless asked for
+        if delta.finish_reason is FinishReason.STOP and not self._params.include_stop_str_in_output:
+            return max(len(delta.token_ids) - 1, 0)
+        return len(delta.token_ids)
+
+    def _stopped(self, delta: SequenceDelta, text: str, count: int, stop: str) -> TextDelta:
+        self.finished = True
+        logprobs = delta.logprobs[:count] if delta.logprobs is not None else None
+        return TextDelta(delta.index, text, delta.token_ids[:count], logprobs, FinishReason.STOP.value, stop)
+
+    def _ended(self, delta: SequenceDelta, text: str) -> TextDelta:
+        self.finished = True
+        reason, stop_reason = delta.finish_reason, delta.stop_reason
+        scan = self._stops.push(self._detokenizer.flush())
+        text += scan.text
+        if scan.stopped_by is not None:
+            reason, stop_reason = FinishReason.STOP, scan.stopped_by
+        else:
+            text += self._stops.release()
+        assert reason is not None
+        return TextDelta(delta.index, text, delta.token_ids, delta.logprobs, reason.value, stop_reason, delta.cumulative_logprob)
+
+
+class RequestText:
+    """The text side of one request: a `SequenceText` for each sequence, made when it first appears."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt: Sequence[int] = ()) -> None:
+        self._tokenizer, self._params, self._prompt = tokenizer, params, prompt
+        self._sequences: dict[int, SequenceText] = {}
+
+    def push(self, delta: RequestDelta) -> list[TextDelta]:
+        """Text deltas of the sequences that are still open to the client."""
+        out = []
+        for part in delta.sequences:
+            sequence = self._sequences.get(part.index)
+            if sequence is None:
+                sequence = self._sequences[part.index] = SequenceText(self._tokenizer, self._params, self._prompt)
+            if not sequence.finished:
+                out.append(sequence.push(part))
+        return out
+
+    @property
+    def finished(self) -> bool:
+        """Every sequence has ended for the client, though the engine may still run some."""
+        return len(self._sequences) >= self._params.n and all(s.finished for s in self._sequences.values())
