@@ -40,12 +40,14 @@ def backend_names() -> tuple[str, ...]:
 def find(name: str) -> Backend:
     """The backend called `name`.
 
-    Raises `DeviceError` when there is none (naming those there are), when its module fails to import, or when it was
-    written for another contract.
+    Raises `DeviceError` when there is none (naming those there are), when several packages offer it, when its module fails
+    to import, or when it was written for another contract.
     """
     points = [point for point in entry_points(group=BACKENDS) if point.name == name]
     if not points:
         raise DeviceError(f"no such device {name!r}; installed backends: {', '.join(backend_names())}, or auto")
+    if len({point.value for point in points}) > 1:
+        raise DeviceError(f"device {name!r} is offered by {', '.join(point.value for point in points)}; uninstall all but one")
     return _load(points[0])
 
 

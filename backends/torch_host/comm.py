@@ -12,7 +12,8 @@ import torch.distributed as dist
 from pagoda.hal.comm import Communicator, ReduceOp, Topology
 from pagoda.hal.errors import DeviceError
 
-_gloo: Any = dist.ProcessGroupGloo  # type: ignore[attr-defined]  # the stubs know the class only in part
+_dist: Any = dist  # the stubs know these classes only in part
+_gloo = _dist.ProcessGroupGloo
 _OPS: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -122,12 +123,12 @@ class GlooCommunicator:
         host, _, port = topology.address.rpartition(":")
         patience = timedelta(seconds=topology.timeout_s)
         try:
-            store = dist.TCPStore(host, int(port), None, topology.rank == 0, patience, wait_for_workers=False, multi_tenant=True)
+            store = _dist.TCPStore(host, int(port), None, topology.rank == 0, patience, wait_for_workers=False, multi_tenant=True)
             options = _gloo._Options()
             options._timeout = patience
             device = _gloo.create_device(hostname=host) if host in _LOOPBACK else _gloo.create_default_device()
             options._devices = [device]
-            return _gloo(dist.PrefixStore(topology.name, store), topology.rank, topology.world, options)
+            return _gloo(_dist.PrefixStore(topology.name, store), topology.rank, topology.world, options)
         except (RuntimeError, ValueError) as error:
             raise DeviceError(
                 f"rank {topology.rank} of {topology.world} could not join group {topology.name!r} at {topology.address}"

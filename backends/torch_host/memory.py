@@ -137,10 +137,9 @@ class HostMemory:
 
     def _refuse_plan(self, request: MemoryRequest, budget: int, kv: int) -> None:
         asked = request.weights + request.work + kv
-        raise CapacityError(
-            f"weights {request.weights:,} + work {request.work:,} + KV {kv:,} = {asked:,} bytes do not fit: {budget:,} of {self._total:,} bytes"
-            f" may be used (utilization {request.utilization:g}, {self._available():,} available now); use a smaller model or KV pool,"
-            " a smaller token budget, or raise the utilization",
-            asked=asked,
-            available=budget,
+        wanted = f"weights {request.weights:,} + work {request.work:,} + KV {kv:,} = {asked:,} bytes"
+        there = (
+            f"{budget:,} of {self._total:,} bytes may be used (utilization {request.utilization:g}, {self._available():,} available now)"
         )
+        advice = "use a smaller model, KV pool or token budget, or raise the utilization"
+        raise CapacityError(f"{wanted} do not fit: {there}; {advice}", asked=asked, available=budget)
