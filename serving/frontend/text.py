@@ -28,9 +28,14 @@ class Tokenizer(Protocol):
         special_ids: tokens that `skip_special_tokens` leaves out of text.
     """
 
-    vocab_size: int
-    eos_ids: tuple[int, ...]
-    special_ids: frozenset[int]
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; `add_special_tokens` lets the tokenizer put its own begin and end tokens around it."""
