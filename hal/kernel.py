@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pagoda.hal.info import DeviceInfo, Feature
@@ -45,13 +46,21 @@ class Needs:
     facts: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
 
-    def refuse(self, info: DeviceInfo, facts: Facts) -> Reason | None:
-        """The first unmet need, or None."""
+    def refuse_device(self, info: DeviceInfo) -> Reason | None:
+        """Why no use of it fits this device and installation, or None."""
         if self.archs and info.arch not in self.archs:
             return f"needs {' or '.join(sorted(self.archs))}, the device is {info.arch}"
         missing = sorted(feature.value for feature in self.features - info.features)
         if missing:
             return f"the device lacks {', '.join(missing)}"
+        absent = [package for package in self.packages if find_spec(package) is None]
+        return f"package {', '.join(absent)} is not installed" if absent else None
+
+    def refuse(self, info: DeviceInfo, facts: Facts) -> Reason | None:
+        """The first unmet need, or None."""
+        reason = self.refuse_device(info)
+        if reason is not None:
+            return reason
         if self.dtypes and facts.dtype not in self.dtypes:
             return f"computes {', '.join(sorted(self.dtypes))}, not {facts.dtype}"
         for name, allowed in self.facts.items():

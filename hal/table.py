@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 
 from pagoda.hal.errors import KernelError
 from pagoda.hal.info import DeviceInfo
@@ -100,7 +99,4 @@ class KernelTable:
             return f"{kernel.op}={wanted} was asked for"
         if self.policy.batch_invariant and "batch_invariant" not in kernel.claims:
             return "does not claim batch invariance"
-        absent = [package for package in kernel.needs.packages if find_spec(package) is None]
-        if absent:
-            return f"package {', '.join(absent)} is not installed"
         return kernel.refuse(self.info, facts)

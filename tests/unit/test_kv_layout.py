@@ -20,11 +20,11 @@ def full(heads: int = 2, k_dim: int = 8, v_dim: int = 8, dtype: str = "float32")
     return LayerCache(CacheKind.FULL, heads, k_dim, v_dim, dtype)
 
 
+CACHES = st.builds(full, st.integers(1, 3), st.integers(1, 9), st.integers(0, 9), st.sampled_from(["float32", "bfloat16"]))
+
+
 @settings(deadline=None, max_examples=30)
-@given(
-    st.lists(st.builds(full, st.integers(1, 3), st.integers(1, 9), st.integers(0, 9), st.sampled_from(["float32", "bfloat16"])), min_size=1, max_size=4),
-    st.sampled_from([1, 4, 16]),
-)  # fmt: skip
+@given(st.lists(CACHES, min_size=1, max_size=4), st.sampled_from([1, 4, 16]))
 def test_layers_never_share_a_byte(caches: list[LayerCache], tokens: int) -> None:
     pages = layout("cpu", caches, tokens)
     pool, views = pages.allocate(3)

@@ -1,0 +1,20 @@
+"""The kernel table of a device: the references, the backend's own kernels, and those that plugins offer for it."""
+
+from __future__ import annotations
+
+from pagoda.hal.device import Backend
+from pagoda.hal.discovery import plugin_kernels
+from pagoda.hal.info import DeviceInfo
+from pagoda.hal.kernel import Kernel
+from pagoda.hal.table import KernelPolicy, KernelTable
+from pagoda.ops.registry import reference_kernels
+
+
+def candidates(backend: Backend) -> tuple[Kernel, ...]:
+    """Every kernel that could run on a device of `backend`."""
+    return (*reference_kernels(), *backend.kernels(), *plugin_kernels(backend.name))
+
+
+def kernel_table(backend: Backend, info: DeviceInfo, policy: KernelPolicy | None = None) -> KernelTable:
+    """An unresolved table for the device that `info` describes. Raises `KernelError` for an explicit choice that is not registered."""
+    return KernelTable(info, candidates(backend), policy)
