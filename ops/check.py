@@ -89,7 +89,7 @@ def _check_case(kernel: Kernel, op: Op, case: Case, device: torch.device, report
             return problem
         if weights:
             weights = [_repack(run, weights[0], case, device)]
-    if "batch_invariant" in kernel.claims:
+    if "batch_invariant" in kernel.claims and not case.mutates:
         return _check_invariance(op, run, weights, case, device)
     return None
 

@@ -90,9 +90,10 @@ def _attention(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table
         begin = tl.maximum(seq_len - queries + start - WINDOW + 1, 0)
     if CHUNK > 0:
         begin = tl.maximum(begin, (seq_len - queries + start) // CHUNK * CHUNK)
-    begin = begin // TILE * TILE
-    per_split = tl.cdiv(tl.cdiv(last - begin, TILE), SPLITS) * TILE
-    low = begin + split * per_split
+    # Keys before `begin` may lie in dropped pages, whose content is anything: they are masked even inside the first tile.
+    first_tile = begin // TILE * TILE
+    per_split = tl.cdiv(tl.cdiv(last - first_tile, TILE), SPLITS) * TILE
+    low = first_tile + split * per_split
     high = tl.minimum(low + per_split, last)
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -100,7 +101,7 @@ def _attention(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     for tile in range(low, high, TILE):
         j = tile + tl.arange(0, TILE)
-        inside = j < high
+        inside = (j >= begin) & (j < high)
         page = tl.load(table + request * table_r + j // PAGE, mask=inside, other=0).to(tl.int64)
         offset = (j % PAGE).to(tl.int64)
         key = tl.load(k_pages + (page * kp_p + offset * kp_t + kv_head * kp_h)[None, :] + d[:, None],
