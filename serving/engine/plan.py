@@ -31,6 +31,7 @@ class Admission(NamedTuple):
         params: its settings; `seed` is always set (the scheduler draws one where the request brought none).
         prompt: prompt token ids; output: tokens generated before (after preemption, and forks).
         sequence: index among the request's `n` sequences, mixed into the seed.
+        eos_ids: end tokens; with `params.stop_token_ids` they are held back until `params.min_tokens` are out.
     """
 
     slot: int
@@ -38,6 +39,7 @@ class Admission(NamedTuple):
     prompt: tuple[int, ...]
     output: tuple[int, ...] = ()
     sequence: int = 0
+    eos_ids: tuple[int, ...] = ()
 
 
 class PageCopies(NamedTuple):

@@ -1,0 +1,325 @@
+"""Packs a `StepPlan` into one staging buffer with numpy and carries it to the device in one copy; a `StepBatch` is the views there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pagoda.hal.device import Device
+from pagoda.hal.memory import MemoryKind
+from pagoda.ops.attention import PagedBatch
+from pagoda.serving.engine.layout import DIMS, DTYPES, HEADER_WORDS, Layout, layout_of
+from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
+from pagoda.serving.engine.settings import EDITS, SamplingSlots, Use
+
+Arrays = Mapping[str, NDArray[Any]]
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Columns of a step that only some models or features bring; all optional.
+
+    Attributes:
+        adapters: `[R]` int32, adapter slot of each row, −1 for none.
+        positions: `[axes, T]` int64, in place of the plan's own positions (multimodal sections).
+        span_rows, span_sources: `[E]` int64, token of the step and row of the embedding store that replaces it (media).
+    """
+
+    adapters: IntArray | None = None
+    positions: LongArray | None = None
+    span_rows: LongArray | None = None
+    span_sources: LongArray | None = None
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Sizes that a step is padded to; None pads nothing."""
+
+    tokens: int | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """A step on the device.
+
+    Attributes:
+        layout: where its arrays lie. views: the arrays on the device, by section name.
+        num_tokens, num_rows, num_samples: real ones; padded ones are in the shapes.
+        uniform: every row has one query token. use: what the sampled rows need of the sampler.
+        max_query, max_seq: exact bounds on the host.
+        top_logprobs: largest top-k asked for.
+    """
+
+    layout: Layout
+    views: Tensors
+    num_tokens: int
+    num_rows: int
+    num_samples: int
+    uniform: bool
+    use: Use
+    max_query: int
+    max_seq: int
+    top_logprobs: int = 0
+
+    def groups(self, tables: tuple[torch.Tensor, ...] | None = None, max_seq: int | None = None) -> tuple[PagedBatch, ...]:
+        """A `PagedBatch` per cache group; captured steps bring stable `tables` and their own bound of lengths."""
+        views = self.views
+        count = self.layout.dims[DIMS.index("groups")]
+        return tuple(
+            PagedBatch(
+                query_start=views["query_start"],
+                seq_lens=views["seq_lens"],
+                block_table=tables[group] if tables is not None else views[f"table{group}"],
+                slots=views["kv_slots"][group],
+                max_query=self.max_query,
+                max_seq=self.max_seq if max_seq is None else max_seq,
+            )
+            for group in range(count)
+        )
+
+
+class BatchPacker:
+    """Owns the buffers of one rank: a ring of pinned host buffers and one on the device, grown when a step does not fit.
+
+    Args:
+        device: whose memory they lie in.
+        page_sizes: tokens per page of each cache group.
+        slots: the sampling settings that are gathered into each step.
+        capacity: bytes to begin with.
+        depth: steps whose copies may be under way at once.
+    """
+
+    def __init__(self, device: Device, page_sizes: tuple[int, ...], slots: SamplingSlots, capacity: int, depth: int) -> None:
+        self.device = device
+        self.page_sizes = page_sizes
+        self.slots = slots
+        self.generation = 0
+        self._ring = depth + 1
+        self._turn = 0
+        self._grow(capacity)
+
+    def pack(self, plan: StepPlan, bucket: Bucket | None = None, extras: Extras | None = None) -> StepBatch:
+        """Write the step into the next staging buffer and start its copy.
+
+        The buffer is used again `depth + 1` calls later: by then the caller must have seen this step's result.
+        """
+        columns = _columns(plan, self.slots, bucket or Bucket(), extras or Extras(), len(self.page_sizes))
+        layout = layout_of(tuple(columns.dims.get(name, 0) for name in DIMS))
+        if layout.nbytes > self._capacity:
+            self._grow(layout.nbytes)
+        self._turn = (self._turn + 1) % self._ring
+        host = self._host[self._turn]
+        arrays = self._host_views(self._turn, layout)
+        layout.write_header(host.numpy()[: HEADER_WORDS * 8].view(np.int64), plan.num_tokens, plan.num_rows)
+        columns.fill(arrays, self.page_sizes)
+        self._device[: layout.nbytes].copy_(host[: layout.nbytes], non_blocking=True)
+        return columns.batch(layout, self._device_views(layout))
+
+    def _grow(self, capacity: int) -> None:
+        """New buffers, half as large again as needed; earlier views and captured steps are void (`generation` says so)."""
+        self._capacity = capacity + capacity // 2
+        self._host = [self.device.memory.host((self._capacity,), torch.uint8) for _ in range(self._ring)]
+        self._device = self.device.memory.alloc(MemoryKind.WORK, (self._capacity,), torch.uint8)
+        self._host_cache: dict[tuple[int, Layout], Arrays] = {}
+        self._device_cache: dict[Layout, Tensors] = {}
+        self.generation += 1
+
+    def _host_views(self, turn: int, layout: Layout) -> Arrays:
+        key = (turn, layout)
+        if key not in self._host_cache:
+            _bound(self._host_cache)
+            self._host_cache[key] = host_views(self._host[turn].numpy(), layout)
+        return self._host_cache[key]
+
+    def _device_views(self, layout: Layout) -> Tensors:
+        if layout not in self._device_cache:
+            _bound(self._device_cache)
+            self._device_cache[layout] = device_views(self._device, layout)
+        return self._device_cache[layout]
+
+
+def _bound(cache: dict[object, object] | dict[tuple[int, Layout], Arrays] | dict[Layout, Tensors]) -> None:
+    if len(cache) >= 256:
+        cache.clear()
+
+
+def host_views(buffer: NDArray[np.uint8], layout: Layout) -> Arrays:
+    """The arrays of a packed buffer on the host, by section name."""
+    return {
+        name: buffer[section.offset : section.offset + section.nbytes].view(DTYPES[section.dtype]).reshape(section.shape)
+        for name, section in layout.sections.items()
+    }
+
+
+def device_views(buffer: torch.Tensor, layout: Layout) -> Tensors:
+    """The arrays of a packed buffer on the device, by section name: slices, no copies."""
+    return {
+        name: buffer[section.offset : section.offset + section.nbytes].view(getattr(torch, section.dtype)).view(section.shape)
+        for name, section in layout.sections.items()
+    }
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What will be written: sizes first, so that the layout is known, then the arrays themselves."""
+
+    plan: StepPlan
+    bucket: Bucket
+    extras: Extras
+    dims: dict[str, int]
+    slots: SamplingSlots
+    sampled: LongArray
+    sample_slots: IntArray
+    use: Use
+    rare: dict[str, NDArray[Any]]
+
+    def fill(self, out: Arrays, page_sizes: tuple[int, ...]) -> None:
+        plan, tokens, rows = self.plan, self.plan.num_tokens, self.plan.num_rows
+        bounds = out["query_start"]
+        bounds[0] = 0
+        np.cumsum(plan.lengths, out=bounds[1 : rows + 1])
+        bounds[rows + 1 :] = tokens
+        owner = np.arange(rows) if tokens == rows else np.repeat(np.arange(rows), plan.lengths)
+        positions = plan.starts[owner] + (np.arange(tokens) - bounds[:-1][owner])
+        _put(out["token_ids"], plan.token_ids)
+        _put(out["token_slots"], plan.slots[owner])
+        _put(out["seq_lens"], plan.starts + plan.lengths)
+        if self.extras.positions is not None:
+            _put(out["positions"], self.extras.positions)
+        else:
+            _put(out["positions"], positions[None])
+        for group, size in enumerate(page_sizes):
+            self._fill_group(out, group, size, owner, positions)
+        if self._pads_rows:
+            self._pad_uniform(out)
+        self._fill_samples(out)
+        for name, array in self.rare.items():
+            if name in out:
+                _put(out[name], array, pad=-1 if name == "adapters" else 0)
+
+    def batch(self, layout: Layout, views: Tensors) -> StepBatch:
+        plan, asked = self.plan, self.slots.top_logprobs[self.sample_slots]
+        return StepBatch(
+            layout=layout,
+            views=views,
+            num_tokens=plan.num_tokens,
+            num_rows=plan.num_rows,
+            num_samples=len(self.sampled),
+            uniform=plan.num_tokens == plan.num_rows,
+            use=self.use,
+            max_query=int(plan.lengths.max()),
+            max_seq=int((plan.starts + plan.lengths).max()),
+            top_logprobs=int(asked.max()) if self.use & Use.LOGPROBS else 0,
+        )
+
+    @property
+    def _pads_rows(self) -> bool:
+        """A padded decode step pads with whole rows, one token each, which read and write page 0."""
+        return self.plan.num_rows == self.plan.num_tokens and self.dims["tokens"] == self.dims["rows"] > self.plan.num_rows
+
+    def _fill_group(self, out: Arrays, group: int, size: int, owner: LongArray, positions: LongArray) -> None:
+        table, target = self.plan.block_tables[group], out[f"table{group}"]
+        rows, width = table.shape
+        target[:rows, :width] = table
+        target[rows:] = 0
+        target[:, width:] = 0
+        page = table[owner, np.minimum(positions // size, width - 1)]
+        _put(out["kv_slots"][group], page.astype(np.int64) * size + positions % size)
+
+    def _pad_uniform(self, out: Arrays) -> None:
+        rows = self.plan.num_rows
+        out["query_start"][rows + 1 :] = np.arange(rows + 1, self.dims["rows"] + 1)
+        out["seq_lens"][rows:] = 1
+
+    def _fill_samples(self, out: Arrays) -> None:
+        if not self.dims["samples"]:
+            return
+        slots, chosen = self.slots, self.sample_slots
+        _put(out["sample_rows"], out["query_start"][1:][self.sampled] - 1)
+        _put(out["sample_slots"], chosen, pad=len(slots.use))
+        if not self.dims["sampling"]:
+            return
+        _put(out["draws"], self.plan.draws[self.sampled])
+        for name in ("seed", "temperature", "top_p", "min_p", "top_k"):
+            _put(out[name], getattr(slots, name)[chosen])
+
+
+def _put(out: NDArray[Any], values: NDArray[Any], pad: int = 0) -> None:
+    """Write along the last axis, or along the first of a matrix of rows; what is left over is padding."""
+    if out.shape == values.shape:
+        out[...] = values
+    elif out.ndim == 1:
+        out[: len(values)] = values
+        out[len(values) :] = pad
+    elif out.shape[0] == values.shape[0]:
+        out[:, : values.shape[1]] = values
+        out[:, values.shape[1] :] = pad
+    else:
+        out[: values.shape[0]] = values
+        out[values.shape[0] :] = pad
+
+
+def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extras, groups: int) -> _Columns:
+    sampled = np.flatnonzero(plan.sampled)
+    chosen = plan.slots[sampled]
+    use = slots.uses(chosen)
+    samples = len(sampled)
+    rows = bucket.rows or plan.num_rows
+    rare = _rare(plan, slots, sampled, use, extras)
+    dims = {
+        "tokens": bucket.tokens or plan.num_tokens,
+        "rows": rows,
+        "bounds": rows + 1,
+        "samples": rows if bucket.rows else samples,
+        "sampling": int(bool(use & Use.RANDOM)),
+        "axes": 1 if extras.positions is None else len(extras.positions),
+        "groups": groups,
+        "adapters": int(extras.adapters is not None),
+        "drafts": plan.drafts.shape[1] if plan.drafts is not None else 0,
+        "parents": plan.parents.shape[1] if plan.parents is not None else 0,
+        **{f"width{group}": table.shape[1] for group, table in enumerate(plan.block_tables)},
+        "penalties": len(rare.get("penalty_rows", ())),
+        "edits": len(rare.get("edit_rows", ())),
+        "masks": len(rare.get("mask_rows", ())),
+        "words": (slots.vocab + 31) // 32,
+        "logprobs": len(rare.get("logprob_rows", ())),
+        "spans": len(rare.get("span_rows", ())),
+    }
+    return _Columns(plan, bucket, extras, dims, slots, sampled, chosen, use, rare)
+
+
+def _rare(plan: StepPlan, slots: SamplingSlots, sampled: LongArray, use: Use, extras: Extras) -> dict[str, NDArray[Any]]:
+    """Columns that most steps lack. Row indices are into the sampled rows."""
+    chosen = plan.slots[sampled]
+    rare: dict[str, NDArray[Any]] = {name: value for name, value in vars(extras).items() if value is not None and name != "positions"}
+    if plan.drafts is not None:
+        rare["drafts"] = plan.drafts
+    if plan.parents is not None:
+        rare["parents"] = plan.parents
+    if use & Use.PENALTY:
+        rows = slots.rows_with(chosen, Use.PENALTY)
+        rare["penalty_rows"] = rows
+        for name in ("repetition", "presence", "frequency"):
+            rare[name] = getattr(slots, name)[chosen[rows]]
+    if use & EDITS:
+        edits = slots.edits(chosen, plan.draws[sampled])
+        rare.update(edit_rows=edits.rows, edit_ids=edits.ids, edit_values=edits.values)
+    if use & Use.ALLOWED or plan.mask_rows is not None:
+        rare["mask_rows"], rare["masks"] = slots.masks(chosen, *_grammar(plan, sampled))
+    if use & Use.LOGPROBS:
+        rare["logprob_rows"] = slots.rows_with(chosen, Use.LOGPROBS)
+    return rare
+
+
+def _grammar(plan: StepPlan, sampled: LongArray) -> tuple[LongArray, IntArray | None]:
+    """A plan's masks, their rows counted among the sampled rows; masks of rows that are not sampled are dropped."""
+    if plan.mask_rows is None or plan.masks is None:
+        return np.empty(0, np.int64), None
+    kept = np.isin(plan.mask_rows, sampled)
+    return np.searchsorted(sampled, plan.mask_rows[kept]), plan.masks[kept]

@@ -1,0 +1,244 @@
+"""The engine loop: requests in, plans to the executor, results to the scheduler, deltas out. One thread owns the scheduler."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any, NamedTuple, Protocol
+
+from pagoda.hal.errors import EngineDeadError, PagodaError, RequestError
+from pagoda.serving.engine.executor import Executor
+from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats, StepDeltas
+from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
+from pagoda.serving.engine.scheduler import Scheduler
+
+
+class Command(NamedTuple):
+    """Something asked of the loop: what to do between steps, and how to answer when the loop has ended."""
+
+    run: Callable[[], None]
+    refuse: Callable[[EngineDeadError], None]
+
+
+class Sink(Protocol):
+    """Where the loop's answers go; called in the loop's thread, must not block."""
+
+    def deltas(self, deltas: StepDeltas) -> None:
+        """New tokens and ends of requests."""
+        ...
+
+    def rejected(self, request_id: str, error: PagodaError) -> None:
+        """A request was refused at submit; nothing else follows for it."""
+        ...
+
+    def dead(self, error: EngineDeadError) -> None:
+        """The loop failed; nothing follows for anybody."""
+        ...
+
+
+class EngineCore:
+    """One replica. `run` is the loop; the other methods may be called from any thread.
+
+    Args:
+        scheduler: owned by the loop from now on.
+        executor: started.
+        facts: what its ranks said.
+        sink: where answers go.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, facts: RunnerFacts, sink: Sink) -> None:
+        self._scheduler, self._executor, self._runner_facts, self._sink = scheduler, executor, facts, sink
+        self._commands: SimpleQueue[Command | None] = SimpleQueue()
+        self._in_flight: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self._asleep: list[str] = []
+        self._lock = Lock()
+        self._ended: EngineDeadError | None = None
+        self._host_ms = self._step_ms = 0.0
+        self._stepped_at = 0.0
+        self._controls: dict[str, Callable[..., Any]] = {
+            "sleep": self._sleep,
+            "wake": self._wake,
+            "is_sleeping": lambda: bool(self._asleep),
+            "reset_prefix_cache": scheduler.reset_prefix_cache,
+            "stats": self._stats,
+            "memory": lambda: executor.collective("memory"),
+        }
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What a frontend is told."""
+        facts = self._runner_facts
+        return EngineFacts(
+            max_model_len=facts.max_model_len,
+            num_pages=facts.num_pages,
+            tokens_per_page=facts.groups[0].tokens_per_page if facts.groups else 1,
+            vocab_size=facts.vocab_size,
+            device=facts.device,
+            kernels=facts.kernels,
+        )
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request; its answers, a refusal included, come through the sink."""
+        self._put(lambda: self._submit(request), lambda error: self._sink.rejected(request.request_id, error))
+
+    def abort(self, request_ids: list[str]) -> None:
+        """End requests; unknown ids are ignored."""
+        self._put(lambda: self._abort(request_ids), lambda error: None)
+
+    def call(self, method: str, arguments: dict[str, Any]) -> Future[Any]:
+        """A control call, between steps. Its future raises `RequestError` for unknown methods, `EngineDeadError` after the end."""
+        future: Future[Any] = Future()
+        self._put(lambda: self._answer(future, method, arguments), future.set_exception)
+        return future
+
+    def health(self) -> None:
+        """Raises `EngineDeadError` when the loop or a rank has ended."""
+        if self._ended is not None:
+            raise self._ended
+        self._executor.health()
+
+    def rank_failed(self, error: EngineDeadError) -> None:
+        """Told by an executor whose rank ended, perhaps while the loop is idle."""
+
+        def fail() -> None:
+            raise error
+
+        self._put(fail, lambda _: None)
+
+    def stop(self) -> None:
+        """Make `run` return after the step in flight; idempotent."""
+        self._commands.put(None)
+
+    def run(self) -> None:
+        """Serve until `stop`. A failure ends the loop: requests and the sink are told, and it is raised here as `EngineDeadError`."""
+        try:
+            idle = True
+            while self._take_commands(block=idle):
+                idle = not self._step()
+        except BaseException as error:
+            dead = error if isinstance(error, EngineDeadError) else EngineDeadError(f"the engine loop failed: {_told(error)}")
+            self._end(dead)
+            self._sink.dead(dead)
+            raise dead from error
+        self._end(EngineDeadError("the engine was stopped"))
+
+    def _put(self, run: Callable[[], None], refuse: Callable[[EngineDeadError], None]) -> None:
+        with self._lock:
+            if self._ended is None:
+                self._commands.put(Command(run, refuse))
+                return
+        refuse(self._ended)
+
+    def _end(self, error: EngineDeadError) -> None:
+        with self._lock:
+            self._ended = error
+        while not self._commands.empty():
+            command = self._commands.get()
+            if command is not None:
+                command.refuse(error)
+
+    def _take_commands(self, block: bool) -> bool:
+        """Run what was asked meanwhile; waits for something where `block`. False: stop."""
+        while block or not self._commands.empty():
+            command = self._commands.get()
+            if command is None:
+                return False
+            command.run()
+            block = False
+        return True
+
+    def _step(self) -> bool:
+        """Plan as far ahead as the ranks allow, then commit the oldest step. False: there was nothing to do."""
+        began = time.perf_counter()
+        while len(self._in_flight) < self._runner_facts.overlap and (plan := self._plan()) is not None:
+            self._in_flight.append((plan, self._executor.submit(plan)))
+        if not self._in_flight:
+            return False
+        planned = time.perf_counter()
+        plan, future = self._in_flight.popleft()
+        result = future.result()
+        answered = time.perf_counter()
+        deltas = self._scheduler.commit(plan, result)
+        if len(deltas):
+            self._sink.deltas(deltas)
+        self._note_times(began, planned, answered)
+        return True
+
+    def _plan(self) -> StepPlan | None:
+        return None if self._asleep else self._scheduler.plan()
+
+    def _note_times(self, began: float, planned: float, answered: float) -> None:
+        now = time.perf_counter()
+        self._host_ms = 1e3 * ((planned - began) + (now - answered))
+        self._step_ms = 1e3 * (now - max(began, self._stepped_at))
+        self._stepped_at = now
+
+    def _abort(self, request_ids: list[str]) -> None:
+        self._sink.deltas(StepDeltas(others=self._scheduler.abort(request_ids)))
+
+    def _submit(self, request: EngineRequest) -> None:
+        try:
+            check_ids(request, self._runner_facts.vocab_size)
+            if self._asleep:
+                raise RequestError("the engine sleeps; wake it before sending requests", code="asleep")
+            self._scheduler.submit(request)
+        except PagodaError as error:
+            self._sink.rejected(request.request_id, error)
+
+    def _answer(self, future: Future[Any], method: str, arguments: dict[str, Any]) -> None:
+        try:
+            if method not in self._controls:
+                raise RequestError(f"no control call {method!r}; there are {', '.join(sorted(self._controls))}", param="method")
+            answer = self._controls[method](**arguments)
+        except (PagodaError, TypeError) as error:
+            future.set_exception(error if isinstance(error, PagodaError) else RequestError(f"{method}: {error}"))
+        else:
+            future.set_result(answer)
+
+    def _stats(self) -> EngineStats:
+        return replace(self._scheduler.stats(), step_ms=self._step_ms, host_ms=self._host_ms)
+
+    def _sleep(self, level: int = 1) -> None:
+        """Level 1 drops the KV pool, level 2 the weights too. Refused while requests are unfinished."""
+        if level not in (1, 2):
+            raise RequestError(f"sleep level {level} is unknown; 1 drops the KV pool, 2 the weights too", param="level")
+        if self._scheduler.has_work:
+            raise RequestError("the engine still has unfinished requests; wait for them or abort them before sleep")
+        if self._asleep:
+            return
+        self._scheduler.reset_prefix_cache()
+        self._asleep = ["kv"] if level == 1 else ["kv", "weights"]
+        for kind in self._asleep:
+            self._executor.collective("release", kind=kind)
+
+    def _wake(self) -> None:
+        for kind in reversed(self._asleep):
+            self._executor.collective("restore", kind=kind)
+        self._asleep = []
+
+
+def check_ids(request: EngineRequest, vocab: int) -> None:
+    """Raises `RequestError` naming the first token id, and its field, that the model does not have."""
+    params = request.params
+    fields = {
+        "prompt": request.prompt,
+        "stop_token_ids": params.stop_token_ids,
+        "logit_bias": tuple(params.logit_bias),
+        "allowed_token_ids": params.allowed_token_ids,
+        "bad_words": tuple(token for word in params.bad_words_token_ids for token in word),
+    }
+    for name, ids in fields.items():
+        if ids and not (min(ids) >= 0 and max(ids) < vocab):
+            wrong = next(token for token in ids if not 0 <= token < vocab)
+            raise RequestError(f"{name} holds token id {wrong}; the model's ids go from 0 to {vocab - 1}", param=name)
+    if any(not word for word in params.bad_words_token_ids):
+        raise RequestError("bad_words must not hold an empty word", param="bad_words")
+
+
+def _told(error: BaseException) -> str:
+    return str(error) if isinstance(error, PagodaError) else repr(error)

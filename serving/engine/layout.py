@@ -1,0 +1,117 @@
+"""Where each array of a step lies in the one buffer that crosses to the device: a header of offsets, then aligned sections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from pagoda.serving.engine.plan import LongArray
+
+VERSION = 1
+ALIGNMENT = 64
+MAX_GROUPS = 8
+
+DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "int32": np.dtype(np.int32), "float32": np.dtype(np.float32)}
+
+# A section is present when none of its dimensions is 0. Sections that only the bucket decides come first, so that a captured step
+# finds them at the same place each time.
+SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("positions", "int64", ("axes", "tokens")),
+    ("kv_slots", "int64", ("groups", "tokens")),
+    ("sample_rows", "int64", ("samples",)),
+    ("sample_slots", "int64", ("samples",)),
+    ("draws", "int64", ("samples", "sampling")),
+    ("seed", "int64", ("samples", "sampling")),
+    ("temperature", "float32", ("samples", "sampling")),
+    ("top_p", "float32", ("samples", "sampling")),
+    ("min_p", "float32", ("samples", "sampling")),
+    ("top_k", "int32", ("samples", "sampling")),
+    ("token_ids", "int32", ("tokens",)),
+    ("token_slots", "int32", ("tokens",)),
+    ("query_start", "int32", ("bounds",)),
+    ("seq_lens", "int32", ("rows",)),
+    ("adapters", "int32", ("rows", "adapters")),
+    ("drafts", "int32", ("rows", "drafts")),
+    ("parents", "int32", ("rows", "parents")),
+    *((f"table{group}", "int32", ("rows", f"width{group}")) for group in range(MAX_GROUPS)),
+    ("penalty_rows", "int64", ("penalties",)),
+    ("repetition", "float32", ("penalties",)),
+    ("presence", "float32", ("penalties",)),
+    ("frequency", "float32", ("penalties",)),
+    ("edit_rows", "int64", ("edits",)),
+    ("edit_ids", "int64", ("edits",)),
+    ("edit_values", "float32", ("edits",)),
+    ("mask_rows", "int64", ("masks",)),
+    ("masks", "int32", ("masks", "words")),
+    ("logprob_rows", "int64", ("logprobs",)),
+    ("span_rows", "int64", ("spans",)),
+    ("span_sources", "int64", ("spans",)),
+)
+
+DIMS: tuple[str, ...] = (
+    "tokens", "rows", "bounds", "samples", "sampling", "axes", "groups", "adapters", "drafts", "parents",
+    *(f"width{group}" for group in range(MAX_GROUPS)),
+    "penalties", "edits", "masks", "words", "logprobs", "spans",
+)  # fmt: skip
+
+HEADER_WORDS = 4 + len(DIMS) + len(SECTIONS)
+"""int64 words: version, bytes in all, real tokens, real rows; then every dimension; then every section's offset, −1 if absent."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One array of the buffer, at byte `offset`."""
+
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sections that a step with these dimensions has."""
+
+    dims: tuple[int, ...]
+    sections: MappingProxyType[str, Section] = field(compare=False)
+    nbytes: int = field(compare=False)
+
+    def write_header(self, out: LongArray, tokens: int, rows: int) -> None:
+        """Fill `out` `[HEADER_WORDS]`; `tokens` and `rows` are the real ones, before padding."""
+        out[:4] = VERSION, self.nbytes, tokens, rows
+        out[4 : 4 + len(DIMS)] = self.dims
+        out[4 + len(DIMS) :] = [self.sections[name].offset if name in self.sections else -1 for name, _, _ in SECTIONS]
+
+
+def read_header(header: LongArray) -> Layout:
+    """The layout of a buffer from its first `HEADER_WORDS` int64 words."""
+    if header[0] != VERSION:
+        raise ValueError(f"step buffer of version {header[0]}, this is {VERSION}")
+    return layout_of(tuple(int(size) for size in header[4 : 4 + len(DIMS)]))
+
+
+@lru_cache(maxsize=512)
+def layout_of(dims: tuple[int, ...]) -> Layout:
+    """Place every present section; `dims` in the order of `DIMS`."""
+    sizes = dict(zip(DIMS, dims))
+    offset = HEADER_WORDS * 8
+    sections: dict[str, Section] = {}
+    for name, dtype, names in SECTIONS:
+        shape = tuple(sizes[dim] for dim in names)
+        if 0 in shape:
+            continue
+        offset = -(-offset // ALIGNMENT) * ALIGNMENT
+        sections[name] = Section(offset, dtype, _squeezed(shape, names))
+        offset += sections[name].nbytes
+    return Layout(dims, MappingProxyType(sections), offset)
+
+
+def _squeezed(shape: tuple[int, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+    """Without the dimensions that are only switches."""
+    return tuple(size for size, name in zip(shape, names) if name not in ("sampling", "adapters"))

@@ -1,0 +1,53 @@
+"""The KV pool on one rank's device: its tensor, a layout per cache group, and each layer's view."""
+
+from __future__ import annotations
+
+import torch
+from pagoda.hal.device import Device
+from pagoda.hal.kv import CacheGroup, LayerPages
+from pagoda.models.model import Model
+
+
+class Pages:
+    """`num_pages` pages of `page_bytes`, shared by all groups; page 0 takes what padding rows write.
+
+    Args:
+        device: whose memory and layouts.
+        groups: cache groups with one `page_bytes`; none for models without a cache.
+        num_pages: page 0 included.
+        num_layers: layers of the model, those without a cache included.
+    """
+
+    def __init__(self, device: Device, groups: tuple[CacheGroup, ...], num_pages: int, num_layers: int) -> None:
+        self.groups = groups
+        self.page_sizes = tuple(group.tokens_per_page for group in groups)
+        self._num_layers = num_layers
+        self._layouts = tuple(device.kv_layout(group) for group in groups)
+        self.pool: torch.Tensor | None = None
+        self._views: list[tuple[LayerPages, ...]] = []
+        for layout in self._layouts:
+            self.pool, views = layout.allocate(num_pages, self.pool)
+            self._views.append(views)
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.pool is None else self.pool.nbytes
+
+    def bind(self, model: Model) -> None:
+        """Hand each layer its pages."""
+        pages: list[LayerPages | None] = [None] * self._num_layers
+        group_of_layer = [0] * self._num_layers
+        for index, (group, views) in enumerate(zip(self.groups, self._views)):
+            for layer, view in zip(group.layers, views):
+                pages[layer], group_of_layer[layer] = view, index
+        model.bind(pages, group_of_layer, self.page_sizes)
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy whole pages `source[i] → target[i]`, int64 ids on the device."""
+        assert self.pool is not None
+        self._layouts[0].copy(self.pool, source, target)
+
+    def clear(self) -> None:
+        """Zero what padding rows read."""
+        if self.pool is not None:
+            self.pool[0].zero_()

@@ -1,0 +1,116 @@
+"""Brings what a step gave back to the host in one copy, and unpacks it into a `StepResult` when the copy is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pagoda.hal.device import Device
+from pagoda.hal.stream import Event, Stream
+from pagoda.serving.engine.plan import IntArray, LongArray, RowLogprobs, StepResult
+from pagoda.serving.engine.sampler import Logprobs, Sampled
+
+Piece = tuple[tuple[int, ...], bool]
+"""Shape of one array in the buffer, and whether its 32 bits are a float."""
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """Of one row's chunk: `row` in the plan, the tokens scored `[N]`, their logprobs on the device."""
+
+    row: int
+    token_ids: LongArray
+    values: Logprobs
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A step that was started: `wait` blocks until its values are on the host."""
+
+    step: int
+    host: torch.Tensor
+    pieces: tuple[Piece, ...]
+    event: Event
+    logprob_rows: LongArray
+    prompts: tuple[PromptLogprobs, ...]
+
+    @property
+    def done(self) -> bool:
+        return self.event.done()
+
+    def wait(self) -> StepResult:
+        self.event.wait()
+        arrays = iter(_split(self.host.numpy(), self.pieces))
+        tokens, bad = next(arrays), next(arrays)
+        return StepResult(
+            step=self.step,
+            tokens=tokens[:, None],
+            counts=np.ones(len(tokens), np.int32),
+            logprobs=_of_rows(self.logprob_rows, tokens, arrays) if len(self.logprob_rows) else {},
+            prompt_logprobs={prompt.row: RowLogprobs(prompt.token_ids.astype(np.int32), *_four(arrays)) for prompt in self.prompts},
+            bad_rows=tuple(int(row) for row in np.flatnonzero(bad)),
+        )
+
+
+class ResultCopier:
+    """A ring of pinned host buffers, `depth` of which may hold results that nobody has read yet."""
+
+    def __init__(self, device: Device, capacity: int, depth: int) -> None:
+        self._device = device
+        self._buffers = [device.memory.host((capacity,), torch.int32) for _ in range(depth + 1)]
+        self._turn = 0
+
+    def start(
+        self, stream: Stream, step: int, sampled: Sampled, count: int, logprob_rows: LongArray, prompts: tuple[PromptLogprobs, ...]
+    ) -> Pending:
+        """Copy the first `count` sampled rows and all logprobs; returns at once."""
+        tensors = [sampled.tokens[:count], sampled.bad[:count]]
+        tensors += sampled.logprobs or ()
+        for prompt in prompts:
+            tensors += prompt.values
+        flat = torch.cat([_bits(tensor) for tensor in tensors])
+        host = self._next(len(flat))
+        host.copy_(flat, non_blocking=True)
+        pieces = tuple((tuple(tensor.shape), tensor.dtype == torch.float32) for tensor in tensors)
+        return Pending(step, host, pieces, stream.record(), logprob_rows, prompts)
+
+    def _next(self, size: int) -> torch.Tensor:
+        self._turn = (self._turn + 1) % len(self._buffers)
+        if size > len(self._buffers[self._turn]):
+            self._buffers[self._turn] = self._device.memory.host((size,), torch.int32)
+        return self._buffers[self._turn][:size]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """As flat int32 words: float32 bit by bit, integers and booleans by value."""
+    if tensor.dtype == torch.float32:
+        return tensor.reshape(-1).view(torch.int32)
+    return tensor.reshape(-1).to(torch.int32)
+
+
+def _split(words: IntArray, pieces: tuple[Piece, ...]) -> list[NDArray[Any]]:
+    arrays, at = [], 0
+    for shape, is_float in pieces:
+        size = int(np.prod(shape))
+        # A copy, since the ring's buffer is written again.
+        part = words[at : at + size].copy()
+        arrays.append((part.view(np.float32) if is_float else part).reshape(shape))
+        at += size
+    return arrays
+
+
+def _four(arrays: Any) -> tuple[Any, Any, Any, Any]:
+    """Own logprob, rank, then ids before logprobs, as `RowLogprobs` has them."""
+    own, rank, top, top_ids = next(arrays), next(arrays), next(arrays), next(arrays)
+    return own, rank, top_ids, top
+
+
+def _of_rows(rows: LongArray, tokens: IntArray, arrays: Any) -> dict[int, RowLogprobs]:
+    own, rank, top_ids, top = _four(arrays)
+    return {
+        int(row): RowLogprobs(tokens[row : row + 1], own[i : i + 1], rank[i : i + 1], top_ids[i : i + 1], top[i : i + 1])
+        for i, row in enumerate(rows)
+    }

@@ -1,0 +1,179 @@
+"""From logits to tokens on the device: masks and edits, then penalties, then one draw a row; logprobs are of the raw logits."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from pagoda.hal.device import Device
+from pagoda.hal.memory import MemoryKind
+from pagoda.hal.table import KernelTable
+from pagoda.ops.sampling import SamplingFacts, SamplingRows
+from pagoda.serving.engine.batch import StepBatch
+from pagoda.serving.engine.plan import Admission
+from pagoda.serving.engine.settings import EDITS, Use
+
+SPLIT = Use.PENALTY | EDITS | Use.ALLOWED | Use.LOGPROBS
+"""Uses whose work depends on how many rows have them: it runs after a captured step, not inside."""
+
+
+class Logprobs(NamedTuple):
+    """Of N tokens, on the device: own logprob `[N]` and rank `[N]`, top-k logprobs and ids `[N, k]`."""
+
+    own: torch.Tensor
+    rank: torch.Tensor
+    top: torch.Tensor
+    top_ids: torch.Tensor
+
+
+class Sampled(NamedTuple):
+    """`tokens` `[S]` int64; `bad` `[S]` bool: the row's logits held NaN; logprobs of the rows that asked."""
+
+    tokens: torch.Tensor
+    bad: torch.Tensor
+    logprobs: Logprobs | None = None
+
+
+class Sampler:
+    """Samples for one rank. Ranks of a tensor-parallel group sample the same tokens from the same logits.
+
+    Args:
+        device: where logits lie.
+        table: resolves `sample`, `penalize`, `apply_token_bitmask`, `top_logprobs` for `vocab` float32 logits.
+        slots: number of slots.
+    """
+
+    def __init__(self, device: Device, table: KernelTable, vocab: int, slots: int) -> None:
+        facts = SamplingFacts("float32", vocab)
+        self._sample = table.resolve("sample", facts).run
+        self._penalize = table.resolve("penalize", facts).run
+        self._bitmask = table.resolve("apply_token_bitmask", facts).run
+        self._top_logprobs = table.resolve("top_logprobs", facts).run
+        self._counts = TokenCounts(device, vocab, slots)
+
+    def admit(self, admission: Admission) -> None:
+        """Set up what penalties need of the slot."""
+        params = admission.params
+        if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+            self._counts.admit(admission)
+
+    def __call__(self, logits: torch.Tensor, batch: StepBatch) -> Sampled:
+        """logits `[S, V]` float32 → a token a row."""
+        bad = logits.amax(-1).isnan()
+        edited = self._edited(logits, batch)
+        tokens = self.draw(edited, batch)
+        if batch.use & Use.PENALTY:
+            rows = batch.views["penalty_rows"]
+            self._counts.add(self._penalty_slots(batch), tokens[rows])
+        logprobs = None
+        if batch.use & Use.LOGPROBS:
+            rows = batch.views["logprob_rows"]
+            logprobs = self.logprobs(logits[rows], tokens[rows], batch.top_logprobs)
+        return Sampled(tokens, bad, logprobs)
+
+    def draw(self, logits: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        """One token a row; nothing here depends on how many rows want what, so that it can be captured."""
+        if not batch.use & Use.RANDOM:
+            return self._sample(logits, _GREEDY)
+        views = batch.views
+        rows = SamplingRows(
+            temperature=views["temperature"],
+            top_k=views["top_k"],
+            top_p=views["top_p"],
+            min_p=views["min_p"],
+            seed=views["seed"],
+            position=views["draws"],
+            any_filter=bool(batch.use & Use.FILTER),
+        )
+        return self._sample(logits, rows)
+
+    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, k: int) -> Logprobs:
+        """Of `tokens` `[N]` under raw `logits` `[N, V]`."""
+        return Logprobs(*self._top_logprobs(logits, tokens, k))
+
+    def _edited(self, logits: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        views = batch.views
+        if not any(name in views for name in ("mask_rows", "edit_rows", "penalty_rows")):
+            return logits
+        logits = logits.clone()
+        if "mask_rows" in views:
+            rows = views["mask_rows"]
+            logits[rows] = self._bitmask(logits[rows], views["masks"])
+        if "edit_rows" in views:
+            logits.index_put_((views["edit_rows"], views["edit_ids"]), views["edit_values"], accumulate=True)
+        if "penalty_rows" in views:
+            rows = views["penalty_rows"]
+            prompt, counts = self._counts.of(self._penalty_slots(batch))
+            settings = (views["repetition"], views["presence"], views["frequency"])
+            logits[rows] = self._penalize(logits[rows], prompt, counts, *settings)
+        return logits
+
+    def _penalty_slots(self, batch: StepBatch) -> torch.Tensor:
+        return batch.views["sample_slots"][batch.views["penalty_rows"]]
+
+
+class TokenCounts:
+    """Which tokens each slot's prompt holds and how often each was generated; memory only for slots that ever had penalties."""
+
+    def __init__(self, device: Device, vocab: int, slots: int) -> None:
+        self._device = device
+        self._vocab = vocab
+        self._place = np.full(slots + 1, -1, np.int64)
+        self._place_there = torch.full((slots + 1,), 0, dtype=torch.int64, device=device.torch_device)
+        self._used = 0
+        self._prompt: torch.Tensor | None = None
+        self._counts: torch.Tensor | None = None
+
+    def admit(self, admission: Admission) -> None:
+        """Count what the sequence has so far."""
+        place = self._place_of(admission.slot)
+        assert self._prompt is not None and self._counts is not None
+        self._prompt[place] = False
+        self._counts[place] = 0
+        self._prompt[place, self._ids(admission.prompt)] = True
+        if admission.output:
+            ids, times = np.unique(np.array(admission.output, np.int64), return_counts=True)
+            there = self._device.torch_device
+            self._counts[place, torch.from_numpy(ids).to(there)] = torch.from_numpy(times).to(there, torch.int32)
+
+    def of(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(prompt mask `[P, V]`, counts `[P, V]`) of slots `[P]` on the device."""
+        assert self._prompt is not None and self._counts is not None
+        place = self._place_there[slots]
+        return self._prompt[place], self._counts[place]
+
+    def add(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Count one more token for each of these slots."""
+        assert self._counts is not None
+        place = self._place_there[slots]
+        self._counts.index_put_((place, tokens), torch.ones_like(tokens, dtype=torch.int32), accumulate=True)
+
+    def _ids(self, tokens: tuple[int, ...]) -> torch.Tensor:
+        return torch.tensor(tokens, dtype=torch.int64, device=self._device.torch_device)
+
+    def _place_of(self, slot: int) -> int:
+        if self._place[slot] < 0:
+            if self._prompt is None or self._used == len(self._prompt):
+                self._grow(max(4, 2 * self._used))
+            self._place[slot] = self._used
+            self._place_there[slot] = self._used
+            self._used += 1
+        return int(self._place[slot])
+
+    def _grow(self, places: int) -> None:
+        alloc = self._device.memory.alloc
+        prompt = alloc(MemoryKind.WORK, (places, self._vocab), torch.bool)
+        counts = alloc(MemoryKind.WORK, (places, self._vocab), torch.int32)
+        if self._prompt is not None and self._counts is not None:
+            prompt[: self._used].copy_(self._prompt)
+            counts[: self._used].copy_(self._counts)
+        self._prompt, self._counts = prompt, counts
+
+
+def _greedy_rows() -> SamplingRows:
+    empty: Any = torch.empty(0)
+    return SamplingRows(empty, empty, empty, empty, empty, empty, all_greedy=True, any_filter=False)
+
+
+_GREEDY = _greedy_rows()

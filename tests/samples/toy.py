@@ -1,0 +1,135 @@
+"""A tiny deterministic model for tests of the engine: two attention layers (all tokens; a sliding window) over paged KV, by the
+primitives' references, and the same numbers from a dense forward over the whole sequence in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pagoda.hal.comm import Topology
+from pagoda.hal.device import Device
+from pagoda.hal.discovery import find
+from pagoda.hal.kv import CacheGroup, CacheKind, LayerCache, LayerPages
+from pagoda.hal.table import KernelTable
+from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
+from pagoda.ops.attention import AttentionFacts, PagedAttentionReference, PagedBatch, WriteKvReference
+from pagoda.ops.registry import reference_kernels
+from pagoda.serving.engine.pages import Pages
+from pagoda.serving.engine.plan import RunnerFacts
+from pagoda.serving.engine.runner import Runner, RunnerLimits
+
+VOCAB, WIDTH, HEADS, DIM, WINDOW, EOS = 97, 24, 3, 8, 6, 1
+
+
+class ToyModel:
+    """See `Model`. `poison`: token whose row of logits is NaN wherever it is the input."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, poison: int | None = None) -> None:
+        generator = torch.Generator().manual_seed(7)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return (torch.randn(*shape, generator=generator) / shape[-1] ** 0.5).to(dtype)
+
+        self.dtype, self.poison = dtype, poison
+        self.embed = draw(VOCAB, WIDTH) * 4
+        self.place = draw(512, WIDTH)
+        self.layers = [{name: draw(HEADS * DIM, WIDTH) for name in ("q", "k", "v")} | {"o": draw(WIDTH, HEADS * DIM)} for _ in range(2)]
+        self.head = draw(VOCAB, WIDTH) * 3
+        name = str(dtype).removeprefix("torch.")
+        full = LayerCache(CacheKind.FULL, HEADS, DIM, DIM, name)
+        sliding = LayerCache(CacheKind.SLIDING, HEADS, DIM, DIM, name, window=WINDOW)
+        weights = sum(tensor.nbytes for layer in self.layers for tensor in layer.values())
+        self.facts = ModelFacts("Toy", VOCAB, WIDTH, 512, (full, sliding), weights, 4 * WIDTH * 4, (EOS,))
+        self.forwards = 0
+
+    def page_sizes(self) -> tuple[int, ...]:
+        return (4,)
+
+    def bind(self, pages: Sequence[LayerPages | None], group_of_layer: Sequence[int], page_sizes: Sequence[int]) -> None:
+        self.pages = list(pages)
+        self.group_of_layer = list(group_of_layer)
+        self.attend: list[Any] = []
+        for layer, window in enumerate((None, WINDOW)):
+            size = page_sizes[group_of_layer[layer]]
+            name = str(self.dtype).removeprefix("torch.")
+            facts = AttentionFacts(name, name, HEADS, HEADS, DIM, DIM, size, DIM**-0.5, window=window)
+            self.attend.append((WriteKvReference(facts), PagedAttentionReference(facts)))
+
+    def plan(self, groups: tuple[PagedBatch, ...], buffers: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
+        return (None,) * len(groups)
+
+    def forward(self, inputs: ModelInputs) -> ModelOutput:
+        self.forwards += 1
+        x = self.embed[inputs.token_ids] + self.place[inputs.positions]
+        for index, layer in enumerate(self.layers):
+            q, k, v = (torch.nn.functional.linear(x, layer[name]).unflatten(-1, (HEADS, DIM)) for name in "qkv")
+            pages, batch = self.pages[index], inputs.groups[self.group_of_layer[index]]
+            assert pages is not None
+            write, attend = self.attend[index]
+            write.run(k, v, pages.k, pages.v, batch.slots)
+            x = x + torch.nn.functional.linear(attend.run(q, pages.k, pages.v, batch).flatten(1), layer["o"])
+        if self.poison is not None:
+            x = torch.where((inputs.token_ids == self.poison)[:, None], torch.full_like(x, float("nan")), x)
+        return ModelOutput(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(hidden.float(), self.head.float())
+
+
+def dense_logits(model: ToyModel, tokens: Sequence[int]) -> torch.Tensor:
+    """Logits after each token of one sequence, `[T, VOCAB]`, without a cache: the oracle."""
+    ids, wide = torch.tensor(tokens), torch.float64
+    at = torch.arange(len(tokens))
+    x = (model.embed[ids] + model.place[at]).to(wide)
+    for index, layer in enumerate(model.layers):
+        q, k, v = ((x @ layer[name].to(wide).T).unflatten(-1, (HEADS, DIM)) for name in "qkv")
+        scores = torch.einsum("qhd,khd->hqk", q, k) * DIM**-0.5
+        behind = at[:, None] - at[None, :]
+        hidden = (behind < 0) | (behind >= (WINDOW if index else 10**6))
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        x = x + torch.einsum("hqk,khd->qhd", weights, v).flatten(1) @ layer["o"].to(wide).T
+    return (x @ model.head.to(wide).T).float()
+
+
+def dense_greedy(model: ToyModel, prompt: Sequence[int], count: int) -> list[int]:
+    """The oracle's `count` greedy tokens after the prompt."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(dense_logits(model, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def toy_groups(model: ToyModel, device: Device) -> tuple[CacheGroup, ...]:
+    """One group a layer, four tokens a page."""
+    sizes = [device.kv_layout(_group(model, layer, 0)).page_bytes for layer in range(2)]
+    return tuple(_group(model, layer, max(sizes)) for layer in range(2))
+
+
+def _group(model: ToyModel, layer: int, page_bytes: int) -> CacheGroup:
+    cache = model.facts.caches[layer]
+    assert cache is not None
+    return CacheGroup(cache.kind, (layer,), (cache,), 4, page_bytes, cache.window)
+
+
+def toy_table(device: Device) -> KernelTable:
+    return KernelTable(device.info, reference_kernels())
+
+
+def toy_runner(
+    topology: Topology,
+    device: str = "reference",
+    dtype: str = "float32",
+    num_pages: int = 600,
+    max_num_seqs: int = 16,
+    poison: int | None = None,
+    overlap: int = 2,
+) -> Runner:
+    """A runner of the toy model; a partial of it is a `RunnerBuilder`."""
+    opened = find(device).open()
+    model = ToyModel(getattr(torch, dtype), poison)
+    groups = toy_groups(model, opened)
+    pages = Pages(opened, groups, num_pages, 2)
+    pages.bind(model)
+    facts = RunnerFacts(groups, num_pages, 256, VOCAB, opened.info.model, overlap, kv_bytes=pages.nbytes)
+    return Runner(opened, toy_table(opened), model, pages, facts, RunnerLimits(max_num_seqs, 256, 256, overlap))
