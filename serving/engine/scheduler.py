@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from random import Random
 
+from pagoda.hal.errors import ConfigError, RequestError
+from pagoda.serving.engine.admission import Admitter
+from pagoda.serving.engine.committer import Committer, end_request
 from pagoda.serving.engine.config import EngineConfig
-from pagoda.serving.engine.messages import EngineRequest, EngineStats, RequestDelta, StepDeltas
+from pagoda.serving.engine.fork import fork_sequence
+from pagoda.serving.engine.ledger import Ledger
+from pagoda.serving.engine.limits import check_request
+from pagoda.serving.engine.messages import EngineRequest, EngineStats, FinishReason, RequestDelta, StepDeltas
 from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
+from pagoda.serving.engine.planner import Planner
+from pagoda.serving.engine.prefix import chain_root
+from pagoda.serving.engine.sequence import Request, Sequence, State, as_tokens
 
 
 @dataclass(frozen=True)
@@ -34,41 +45,132 @@ class Scheduler:
     nothing to do now, or when `facts.overlap` steps are in flight. Slots are `0 … max_num_seqs − 1`.
     """
 
-    def __init__(self, config: SchedulerConfig, facts: RunnerFacts) -> None: ...
+    def __init__(self, config: SchedulerConfig, facts: RunnerFacts) -> None:
+        if not config.enable_chunked_prefill and config.max_num_batched_tokens < facts.max_model_len:
+            raise ConfigError(
+                f"without chunked prefill, max_num_batched_tokens={config.max_num_batched_tokens} must reach"
+                f" max_model_len={facts.max_model_len}: raise it, or allow chunked prefill"
+            )
+        self._config = config
+        self._facts = facts
+        self._ledger = Ledger(facts, config.max_num_seqs, config.scheduling_policy)
+        threshold = config.long_prefill_token_threshold
+        admitter = Admitter(self._ledger, caching=config.enable_prefix_caching, chunked=config.enable_chunked_prefill, threshold=threshold)
+        self._planner = Planner(
+            self._ledger, admitter, budget=config.max_num_batched_tokens, threshold=threshold if config.enable_chunked_prefill else 0
+        )
+        self._committer = Committer(self._ledger, caching=config.enable_prefix_caching)
+        self._in_flight: deque[StepPlan] = deque()
+        self._random = Random(config.seed)
+        self._submitted = 0
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queue a request. Raises `RequestError` or `CapacityError` (naming the number that is too big) when it can never fit."""
-        raise NotImplementedError
+    def submit(self, request: EngineRequest, gates: Iterable[State] = ()) -> None:
+        """Queue a request. Raises `RequestError` or `CapacityError` (naming the number that is too big) when it can never fit.
+
+        `gates` are states in which it waits until `open_gate` was called for each (a grammar that compiles, media that is encoded).
+        """
+        if request.request_id in self._ledger.requests:
+            raise RequestError(
+                f"request_id {request.request_id!r} is already running; ids of live requests must differ", param="request_id"
+            )
+        limit = check_request(request, self._config.max_num_batched_tokens, self._facts, self._ledger)
+        params = request.params
+        if params.seed is None:
+            params = replace(params, seed=self._random.getrandbits(63))
+        live = Request(request, params, self._submitted, chain_root(request.cache_salt, request.adapter), set(gates))
+        self._submitted += 1
+        live.prompt_logprobs = [] if params.prompt_logprobs is not None else None
+        prompt = as_tokens(request.prompt)
+        live.sequences = [Sequence(live, index, prompt, limit, State.WAITING_PARENT) for index in range(params.n)]
+        for sibling in live.sequences[1:]:
+            sibling.parent = live.sequences[0]
+        live.unfinished = params.n
+        self._ledger.requests[request.request_id] = live
+        self._ledger.counters["prompt_tokens"] += len(prompt)
+        if params.n > 1:
+            self._ledger.spawning.append(live.sequences[0])
+        self._queue(live)
+
+    def open_gate(self, request_id: str, gate: State) -> None:
+        """What the request waited for in state `gate` is there. Unknown ids are ignored."""
+        request = self._ledger.requests.get(request_id)
+        if request is not None and gate in request.gates:
+            request.gates.remove(gate)
+            self._queue(request)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """End requests now; unknown ids are ignored. Returns their last deltas. Pages are free once steps in flight have committed."""
-        raise NotImplementedError
+        found = [self._ledger.requests[name] for name in request_ids if name in self._ledger.requests]
+        return [end_request(self._ledger, request, FinishReason.ABORT) for request in found]
 
     def plan(self) -> StepPlan | None:
         """The next step, or None."""
-        raise NotImplementedError
+        if len(self._in_flight) >= self._facts.overlap:
+            return None
+        plan = self._planner.plan(idle=not self._in_flight)
+        if plan is not None:
+            self._in_flight.append(plan)
+            self._ledger.counters["steps"] += 1
+        return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepDeltas:
         """Take a step's result; steps are committed in the order of their plans."""
-        raise NotImplementedError
+        expected = self._in_flight.popleft()
+        if expected is not plan or result.step != plan.step:
+            raise AssertionError(f"step {plan.step} with result {result.step} committed, step {expected.step} is the oldest in flight")
+        return self._committer.commit(plan, result)
 
     def fail(self, message: str, request_ids: Iterable[str] | None = None) -> list[RequestDelta]:
         """End requests with ERROR and this message; None: all of them, and forget the steps in flight."""
-        raise NotImplementedError
+        chosen = list(self._ledger.requests) if request_ids is None else request_ids
+        found = [self._ledger.requests[name] for name in chosen if name in self._ledger.requests]
+        deltas = [end_request(self._ledger, request, FinishReason.ERROR, message) for request in found]
+        if request_ids is None:
+            self._in_flight.clear()
+            self._ledger.drop_steps()
+        return deltas
 
     def fork(self, request_id: str, token: int | None = None, sequence: int = 0) -> int:
-        """A new sequence that continues a running one, after `token` where given. Returns its index in the request."""
-        raise NotImplementedError
+        """A new sequence that continues a running one, after `token` where given. Returns its index in the request.
+
+        It begins with the parent's known tokens and shares its pages; the last, partial one is copied. Raises `RequestError`
+        for a request or sequence that is not alive or has no room left.
+        """
+        request = self._ledger.requests.get(request_id)
+        if request is None or not 0 <= sequence < len(request.sequences) or not request.sequences[sequence].live:
+            raise RequestError(f"request {request_id!r} has no live sequence {sequence} to fork", param="request_id")
+        return fork_sequence(self._ledger, request.sequences[sequence], token).index
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages. False, and nothing forgotten, while requests hold pages."""
-        raise NotImplementedError
+        if self._ledger.pool.used:
+            return False
+        self._ledger.pool.forget()
+        return True
 
     @property
     def has_work(self) -> bool:
         """Whether any request is not finished or any step not committed."""
-        raise NotImplementedError
+        return bool(self._ledger.requests or self._in_flight)
 
     def stats(self) -> EngineStats:
         """A snapshot; `step_ms` and `host_ms` are the loop's to fill in."""
-        raise NotImplementedError
+        ledger, pool = self._ledger, self._ledger.pool
+        running = len(ledger.running)
+        counted = ("prompt_tokens", "generation_tokens", "preemptions", "prefix_queries", "prefix_hits", "steps")
+        return EngineStats(
+            running=running,
+            waiting=sum(request.unfinished for request in ledger.requests.values()) - running,
+            pages_total=pool.num_pages - 1,
+            pages_used=pool.used,
+            pages_cached=pool.cached,
+            finished=dict(ledger.finished),
+            **{name: ledger.counters[name] for name in counted},
+        )
+
+    def _queue(self, request: Request) -> None:
+        first = request.sequences[0]
+        if request.gates:
+            first.state = min(request.gates, key=lambda gate: gate.value)
+        else:
+            self._ledger.waiting.push(first)

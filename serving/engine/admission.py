@@ -1,0 +1,165 @@
+"""Admission: a waiting sequence gets a slot and the pages that are already there for it (prefix, parent, elsewhere)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from pagoda.serving.engine.ledger import Ledger
+from pagoda.serving.engine.plan import Admission, IntArray, PageCopies
+from pagoda.serving.engine.prefix import Hit
+from pagoda.serving.engine.sequence import NO_SLOT, Sequence, State
+
+
+class Start(NamedTuple):
+    """Where a sequence begins: tokens whose KV is there, their shared pages per group, and per group a page to copy (0: none)."""
+
+    length: int
+    pages: tuple[IntArray, ...]
+    partial: tuple[int, ...]
+
+
+@dataclass
+class Admitted:
+    """What one step admits; lists grow together."""
+
+    slots: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+
+    def copies(self) -> PageCopies | None:
+        if not self.sources:
+            return None
+        return PageCopies(np.array(self.sources, np.int64), np.array(self.targets, np.int64))
+
+
+class Admitter:
+    """Takes sequences from the front of the queue while budget, slots and pages last. Nobody overtakes the front."""
+
+    def __init__(self, ledger: Ledger, *, caching: bool, chunked: bool, threshold: int) -> None:
+        self._ledger = ledger
+        self._caching = caching
+        self._chunked = chunked
+        self._threshold = threshold if chunked else 0
+        self._blocked: tuple[Sequence, int] | None = None
+
+    def admit(self, budget: int) -> Admitted:
+        """Fill up to `budget` tokens of the step."""
+        admitted = Admitted()
+        self._spawn()
+        while budget > 0 and self._ledger.slots.free:
+            sequence = self._ledger.waiting.peek()
+            if sequence is None or self._blocked == (sequence, self._ledger.pool.available):
+                break
+            count = self._admit(sequence, budget, admitted)
+            if not count:
+                break
+            budget -= count
+        return admitted
+
+    def _admit(self, sequence: Sequence, budget: int, admitted: Admitted) -> int:
+        ledger = self._ledger
+        start = self._start(sequence, admitted)
+        behind = len(sequence.tokens) - start.length
+        count = min(behind, budget, self._threshold or behind)
+        if count < behind and not self._chunked:
+            return 0
+        if not self._fits(sequence, start, count):
+            self._blocked = (sequence, ledger.pool.available)
+            return 0
+        self._blocked = None
+        ledger.waiting.pop()
+        slot = self._enter(sequence, start)
+        self._count_hit(sequence, start)
+        slots = np.array([slot], np.int32)
+        ledger.tables.extend(slots, ledger.tables.need(slots, np.array([start.length + count], np.int32)))
+        for group, source in enumerate(start.partial):
+            if source:
+                admitted.sources.append(source)
+                admitted.targets.append(int(ledger.tables.tables[group][slot, len(start.pages[group])]))
+        ledger.run(sequence)
+        admitted.slots.append(slot)
+        admitted.counts.append(count)
+        admitted.admissions.append(_admission(sequence))
+        return count
+
+    def _enter(self, sequence: Sequence, start: Start) -> int:
+        ledger = self._ledger
+        slot = ledger.slots.take(sequence, start.length)
+        ledger.slots.indexed[slot] = start.length // ledger.index.unit
+        for group, pages in enumerate(start.pages):
+            ledger.pool.share(pages[pages > 0])
+            ledger.tables.adopt(slot, group, pages)
+        return slot
+
+    def _start(self, sequence: Sequence, admitted: Admitted) -> Start:
+        return self._from_parent(sequence, admitted) or self._from_prefix(sequence)
+
+    def _from_prefix(self, sequence: Sequence) -> Start:
+        ledger = self._ledger
+        longest = len(sequence.tokens) - 1
+        if not self._caching or sequence.wants_prompt_logprobs:
+            longest = 0
+        if longest >= ledger.index.unit:
+            ledger.index.extend(sequence.digests, sequence.request.root, sequence.tokens)
+        hit: Hit = ledger.index.find(sequence.digests, longest)
+        return Start(hit.length, hit.pages, (0,) * len(ledger.rules))
+
+    def _from_parent(self, sequence: Sequence, admitted: Admitted) -> Start | None:
+        """All but the last token lie in the pages of a parent that still runs: share the full ones, copy the last."""
+        ledger, parent, length = self._ledger, sequence.parent, len(sequence.tokens) - 1
+        if parent is None or parent.slot == NO_SLOT or parent.slot in admitted.slots or sequence.wants_prompt_logprobs:
+            return None
+        if ledger.slots.computed[parent.slot] < length:
+            return None
+        pages, partial = [], []
+        for group, rule in enumerate(ledger.rules):
+            first, full = rule.first_page(length), length // rule.tokens_per_page
+            if ledger.tables.first[group][parent.slot] > first:
+                return None
+            table = ledger.tables.tables[group][parent.slot]
+            pages.append(np.where(np.arange(full) >= first, table[:full], 0).astype(np.int32))
+            partial.append(int(table[full]) if length % rule.tokens_per_page else 0)
+        return Start(length, tuple(pages), tuple(partial))
+
+    def _fits(self, sequence: Sequence, start: Start, count: int) -> bool:
+        """Whether the whole known length fits: a prompt that is let in by halves would only be preempted."""
+        ledger = self._ledger
+        length, need = len(sequence.tokens), 0
+        for rule, pages in zip(ledger.rules, start.pages, strict=True):
+            missing = rule.pages(length) - len(pages)
+            need += missing if rule.window is None else min(missing, rule.pages(rule.window + count) + 1)
+            need += int((ledger.pool.references(pages[pages > 0]) == 0).sum())
+        spare = ledger.pool.num_pages // 100 if ledger.running else 0
+        return need + spare <= ledger.pool.available
+
+    def _count_hit(self, sequence: Sequence, start: Start) -> None:
+        request = sequence.request
+        if request.looked_up:
+            return
+        request.looked_up = True
+        request.cached_tokens = start.length
+        self._ledger.counters["prefix_queries"] += len(request.source.prompt)
+        self._ledger.counters["prefix_hits"] += start.length
+
+    def _spawn(self) -> None:
+        """Siblings join the queue once the first sequence's prompt is in pages (or it has ended)."""
+        ledger, still = self._ledger, []
+        for first in ledger.spawning:
+            prompt = len(first.request.source.prompt)
+            if first.live and (first.slot == NO_SLOT or ledger.slots.computed[first.slot] < prompt - 1):
+                still.append(first)
+                continue
+            for sibling in first.request.sequences[1:]:
+                if sibling.state is State.WAITING_PARENT:
+                    ledger.waiting.push(sibling)
+        ledger.spawning = still
+
+
+def _admission(sequence: Sequence) -> Admission:
+    request = sequence.request
+    output = tuple(sequence.tokens[len(request.source.prompt) :].tolist())
+    return Admission(sequence.slot, request.params, request.source.prompt, output, sequence.index)

@@ -1,0 +1,159 @@
+"""What a step's result changes: known tokens, ends, the prefix index, pages that left a window, and the clients' deltas."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from pagoda.serving.engine.ledger import Ledger
+from pagoda.serving.engine.messages import FinishReason, RequestDelta, SequenceDelta, StepDeltas, TokenLogprobs
+from pagoda.serving.engine.plan import BoolArray, IntArray, RowLogprobs, StepPlan, StepResult
+from pagoda.serving.engine.sequence import Request, Sequence, State
+
+
+class _Sampled(NamedTuple):
+    """Rows that gave a token which counts: slots, tokens, index among the step's sampled rows, and whether the sequence ends."""
+
+    slots: IntArray
+    tokens: IntArray
+    rows: IntArray
+    ended: BoolArray
+
+
+class Committer:
+    """Takes results. What a sequence was given after its end, by steps already in flight, is dropped here."""
+
+    def __init__(self, ledger: Ledger, *, caching: bool) -> None:
+        self._ledger = ledger
+        self._caching = caching
+
+    def commit(self, plan: StepPlan, result: StepResult) -> StepDeltas:
+        slots = self._ledger.slots
+        slots.in_flight[plan.slots] -= 1
+        slots.committed[plan.slots] += plan.lengths
+        self._take_prompt_logprobs(plan, result)
+        others = self._fail_bad_rows(plan, result)
+        sampled = self._take_tokens(plan, result)
+        open_slots = plan.slots[slots.open[plan.slots]]
+        if self._caching:
+            self._index(open_slots)
+        self._ledger.tables.trim(open_slots, slots.committed[open_slots])
+        deltas = self._deltas(sampled, result, others)
+        if self._ledger.draining:
+            self._ledger.settle()
+        return deltas
+
+    def _take_tokens(self, plan: StepPlan, result: StepResult) -> _Sampled:
+        slots = self._ledger.slots
+        chosen = plan.slots[plan.sampled]
+        rows = np.arange(len(chosen), dtype=np.int32)
+        tokens = result.tokens[:, 0]
+        live = slots.open[chosen]
+        if not live.all():
+            chosen, rows, tokens = chosen[live], rows[live], tokens[live]
+        known = slots.known[chosen]
+        slots.tokens[chosen, known] = tokens
+        slots.known[chosen] = known + 1
+        ended = slots.stopped(chosen, tokens) | (known + 1 >= slots.limit[chosen])
+        self._ledger.counters["generation_tokens"] += len(chosen)
+        return _Sampled(chosen, tokens, rows, ended)
+
+    def _index(self, open_slots: IntArray) -> None:
+        """Whole units of committed tokens become findable."""
+        slots, index = self._ledger.slots, self._ledger.index
+        units = slots.committed[open_slots] // index.unit
+        for slot in open_slots[units > slots.indexed[open_slots]].tolist():
+            sequence, done = slots.sequence(slot), int(slots.committed[slot]) // index.unit
+            index.extend(sequence.digests, sequence.request.root, slots.tokens[slot, : done * index.unit])
+            tables = self._ledger.tables.row(slot)
+            for unit in range(int(slots.indexed[slot]), done):
+                index.insert(unit, sequence.digests[unit], tables)
+            slots.indexed[slot] = done
+
+    def _deltas(self, sampled: _Sampled, result: StepResult, others: list[RequestDelta]) -> StepDeltas:
+        slots = self._ledger.slots
+        plain = slots.plain[sampled.slots] & ~sampled.ended
+        told: dict[str, tuple[Request, list[SequenceDelta]]] = {}
+        for i in np.flatnonzero(~plain).tolist():
+            slot, token = int(sampled.slots[i]), int(sampled.tokens[i])
+            sequence = slots.sequence(slot)
+            delta = self._sequence_delta(sequence, token, result.logprobs.get(int(sampled.rows[i])), bool(sampled.ended[i]))
+            told.setdefault(sequence.request.id, (sequence.request, []))[1].append(delta)
+            slots.plain[slot] = is_plain(sequence)
+        others += [_request_delta(request, deltas) for request, deltas in told.values()]
+        return StepDeltas(slots_ids(slots.ids, sampled.slots[plain]), sampled.tokens[plain].tolist(), others)
+
+    def _sequence_delta(self, sequence: Sequence, token: int, logprobs: RowLogprobs | None, ended: bool) -> SequenceDelta:
+        entries = as_logprobs(logprobs) if logprobs is not None else None
+        if not ended:
+            return SequenceDelta(sequence.index, (token,), entries)
+        reason, stop = self._reason(sequence, token)
+        self._ledger.finish(sequence, reason.value)
+        return SequenceDelta(sequence.index, (token,), entries, reason, stop)
+
+    def _reason(self, sequence: Sequence, token: int) -> tuple[FinishReason, int | None]:
+        slots, slot = self._ledger.slots, sequence.slot
+        if not slots.stopped(np.array([slot]), np.array([token]))[0]:
+            return FinishReason.LENGTH, None
+        return FinishReason.STOP, token if token in sequence.request.params.stop_token_ids else None
+
+    def _fail_bad_rows(self, plan: StepPlan, result: StepResult) -> list[RequestDelta]:
+        failed = []
+        for row in result.bad_rows:
+            slot = int(plan.slots[plan.sampled][row])
+            if self._ledger.slots.open[slot]:
+                request = self._ledger.slots.sequence(slot).request
+                failed.append(end_request(self._ledger, request, FinishReason.ERROR, "the model gave NaN for this request's next token"))
+        return failed
+
+    def _take_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
+        for row, logprobs in result.prompt_logprobs.items():
+            slot = int(plan.slots[row])
+            if not self._ledger.slots.open[slot]:
+                continue
+            sequence = self._ledger.slots.sequence(slot)
+            collected = sequence.request.prompt_logprobs
+            # A preempted prompt is computed again: positions that are already here are skipped.
+            if sequence.wants_prompt_logprobs and collected is not None:
+                missing = len(sequence.request.source.prompt) - 1 - len(collected)
+                done = len(collected) - int(plan.starts[row])
+                collected.extend(as_logprobs(logprobs)[done : done + missing])
+
+
+def is_plain(sequence: Sequence) -> bool:
+    """Whether its next token can cross without an object."""
+    request = sequence.request
+    return len(request.sequences) == 1 and request.params.logprobs is None and request.source.beam_width == 0
+
+
+def slots_ids(ids: np.ndarray, slots: IntArray) -> list[str]:
+    names: list[str] = ids[slots].tolist()
+    return names
+
+
+def as_logprobs(rows: RowLogprobs) -> tuple[TokenLogprobs, ...]:
+    columns = (rows.token_ids.tolist(), rows.logprobs.tolist(), rows.ranks.tolist(), rows.top_ids.tolist(), rows.top_logprobs.tolist())
+    return tuple(
+        TokenLogprobs(token, logprob, rank, tuple(ids), tuple(values)) for token, logprob, rank, ids, values in zip(*columns, strict=True)
+    )
+
+
+def _request_delta(request: Request, deltas: list[SequenceDelta], error: str | None = None) -> RequestDelta:
+    """A first delta also brings what is known of the prompt."""
+    first, request.answered = not request.answered, True
+    return RequestDelta(
+        request.id,
+        tuple(deltas),
+        finished=not request.unfinished,
+        cached_tokens=request.cached_tokens if first else 0,
+        prompt_logprobs=tuple(request.prompt_logprobs) if first and request.prompt_logprobs is not None else None,
+        error=error,
+    )
+
+
+def end_request(ledger: Ledger, request: Request, reason: FinishReason, error: str | None = None) -> RequestDelta:
+    """End all its sequences now, and say so."""
+    live = [sequence for sequence in request.sequences if sequence.state is not State.FINISHED]
+    for sequence in live:
+        ledger.finish(sequence, reason.value)
+    return _request_delta(request, [SequenceDelta(sequence.index, (), finish_reason=reason) for sequence in live], error)

@@ -1,0 +1,33 @@
+"""Forking: a sequence that goes on from where another one is, sharing its pages."""
+
+from __future__ import annotations
+
+import numpy as np
+from pagoda.hal.errors import RequestError
+from pagoda.serving.engine.ledger import Ledger
+from pagoda.serving.engine.plan import IntArray
+from pagoda.serving.engine.sequence import NO_SLOT, Sequence
+
+
+def known_tokens(ledger: Ledger, sequence: Sequence) -> IntArray:
+    """Prompt and output as far as the host knows them."""
+    if sequence.slot == NO_SLOT:
+        return sequence.tokens
+    return ledger.slots.tokens[sequence.slot, : ledger.slots.known[sequence.slot]].copy()
+
+
+def fork_sequence(ledger: Ledger, parent: Sequence, token: int | None) -> Sequence:
+    """Queue a child with the parent's known tokens and `token`."""
+    request, tokens = parent.request, known_tokens(ledger, parent)
+    if token is not None:
+        tokens = np.append(tokens, np.int32(token))
+    if len(tokens) >= parent.limit:
+        raise RequestError(f"sequence {parent.index} has {len(tokens)} tokens of at most {parent.limit}: no room for a fork")
+    child = Sequence(request, len(request.sequences), tokens, parent.limit, parent=parent, digests=list(parent.digests))
+    request.sequences.append(child)
+    request.unfinished += 1
+    for sequence in request.sequences:
+        if sequence.slot != NO_SLOT:
+            ledger.slots.plain[sequence.slot] = False
+    ledger.waiting.push(child)
+    return child

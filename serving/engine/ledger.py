@@ -1,0 +1,123 @@
+"""The scheduler's books: which requests live, where each sequence is, and how it enters and leaves the running ones."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+
+import numpy as np
+from pagoda.serving.engine.blocks import BlockPool
+from pagoda.serving.engine.groups import GroupRule
+from pagoda.serving.engine.plan import IntArray, RunnerFacts
+from pagoda.serving.engine.policy import Key, WaitingQueue, make_policy
+from pagoda.serving.engine.prefix import PrefixIndex
+from pagoda.serving.engine.sequence import NO_SLOT, Request, Sequence, State
+from pagoda.serving.engine.slots import Slots
+from pagoda.serving.engine.tables import BlockTables
+
+
+class Ledger:
+    """Attributes:
+    requests: live ones by id. running: sequences in policy order. draining: sequences that left but that a step in flight
+    still holds, so that their slots and pages are not free yet. loading: sequences whose KV comes from elsewhere.
+    spawning: sequences whose siblings wait for the prompt's pages. counters: totals for `EngineStats`.
+    """
+
+    def __init__(self, facts: RunnerFacts, max_num_seqs: int, policy: str) -> None:
+        self.rules = tuple(GroupRule.of(group) for group in facts.groups)
+        self.pool = BlockPool(facts.num_pages)
+        self.slots = Slots(max_num_seqs, facts.max_model_len)
+        self.tables = BlockTables(self.pool, self.rules, max_num_seqs, facts.max_model_len)
+        self.index = PrefixIndex(self.pool, self.rules)
+        self.policy = make_policy(policy)
+        self.waiting = WaitingQueue(self.policy)
+        self.requests: dict[str, Request] = {}
+        self.running: list[Sequence] = []
+        self.draining: list[Sequence] = []
+        self.loading: list[Sequence] = []
+        self.spawning: list[Sequence] = []
+        self.counters: Counter[str] = Counter()
+        self.finished: Counter[str] = Counter()
+        self._order: IntArray | None = None
+
+    @property
+    def order(self) -> IntArray:
+        """Slots of the running sequences, in policy order."""
+        if self._order is None:
+            self._order = np.array([sequence.slot for sequence in self.running], np.int32)
+        return self._order
+
+    def run(self, sequence: Sequence) -> None:
+        """A sequence with a slot joins the running ones."""
+        sequence.state = State.RUNNING
+        insort(self.running, sequence, key=self._key)
+        self._order = None
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Back to the waiting ones, to be computed again; tokens that steps in flight give are kept."""
+        self.counters["preemptions"] += 1
+        self._leave(sequence, State.PREEMPTING)
+
+    def finish(self, sequence: Sequence, reason: str) -> None:
+        """End it, wherever it is; its pages are free as soon as no step in flight holds them."""
+        self.finished[reason] += 1
+        request = sequence.request
+        request.unfinished -= 1
+        if sequence.state in (State.RUNNING, State.PREEMPTING, State.WAITING_REMOTE_KV):
+            self._leave(sequence, State.FINISHED)
+        else:
+            sequence.state = State.FINISHED
+        if not request.unfinished:
+            self.requests.pop(request.id, None)
+            self.spawning = [other for other in self.spawning if other.request is not request]
+
+    def settle(self) -> None:
+        """Free what draining sequences hold, where no step in flight holds it any more."""
+        waiting = []
+        for sequence in self.draining:
+            if self.slots.in_flight[sequence.slot]:
+                waiting.append(sequence)
+            else:
+                self._release(sequence)
+        self.draining = waiting
+
+    def drop_steps(self) -> None:
+        """Forget that steps are in flight (they failed)."""
+        self.slots.in_flight[:] = 0
+        self.settle()
+
+    def _leave(self, sequence: Sequence, state: State) -> None:
+        if sequence.state is State.RUNNING:
+            del self.running[bisect_left(self.running, self._key(sequence), key=self._key)]
+            self._order = None
+        self.slots.active[sequence.slot] = False
+        self.slots.open[sequence.slot] = state is State.PREEMPTING
+        loading = sequence in self.loading
+        draining = sequence in self.draining
+        sequence.state = state
+        if draining or loading:
+            return
+        if self.slots.in_flight[sequence.slot]:
+            self.draining.append(sequence)
+        else:
+            self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.slot != NO_SLOT:
+            self.tables.release(sequence.slot)
+            self.slots.give_back(sequence)
+        if sequence.state is State.PREEMPTING:
+            self.waiting.push(sequence)
+
+    def loaded(self, sequence: Sequence, tokens: int) -> None:
+        """Its KV of `tokens` tokens is there: it runs, or gives its pages back where it ended meanwhile."""
+        self.loading.remove(sequence)
+        if sequence.state is State.FINISHED:
+            self._release(sequence)
+            return
+        self.slots.computed[sequence.slot] = self.slots.committed[sequence.slot] = tokens
+        self.slots.active[sequence.slot] = True
+        self.run(sequence)
+
+    def _key(self, sequence: Sequence) -> Key:
+        return self.policy.key(sequence)

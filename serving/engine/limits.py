@@ -1,0 +1,37 @@
+"""What can never fit is refused at submit, with the number that was too big."""
+
+from __future__ import annotations
+
+from pagoda.hal.errors import CapacityError, RequestError
+from pagoda.serving.engine.ledger import Ledger
+from pagoda.serving.engine.messages import EngineRequest
+from pagoda.serving.engine.plan import RunnerFacts
+
+
+def check_request(request: EngineRequest, budget: int, facts: RunnerFacts, ledger: Ledger) -> int:
+    """The length at which its sequences end, or the reason why it cannot be served. `budget`: tokens of a step."""
+    prompt, longest = len(request.prompt), facts.max_model_len
+    if not prompt:
+        raise RequestError("the prompt holds no token; it needs at least one", param="prompt")
+    if prompt >= longest:
+        raise RequestError(
+            f"the prompt has {prompt} tokens and the model's length is {longest}: at most {longest - 1} leave room for an answer",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    outside = [token for token in (min(request.prompt), max(request.prompt)) if not 0 <= token < facts.vocab_size]
+    if outside:
+        raise RequestError(f"token id {outside[0]} is not in the vocabulary of {facts.vocab_size}", param="prompt")
+    limit = longest if request.params.max_tokens is None else min(prompt + request.params.max_tokens, longest)
+    _check_pages(limit, facts.overlap * budget, ledger)
+    return limit
+
+
+def _check_pages(limit: int, ahead: int, ledger: Ledger) -> None:
+    need, there = sum(rule.peak_pages(limit, ahead) for rule in ledger.rules), ledger.pool.num_pages - 1
+    if need > there:
+        raise CapacityError(
+            f"prompt and answer of {limit} tokens need {need} KV pages and the pool has {there}: shorten them, or give the KV cache more memory",
+            asked=need,
+            available=there,
+        )

@@ -1,0 +1,129 @@
+"""One step's plan: every running sequence gets what it is behind by, as far as the token budget and the pages last."""
+
+from __future__ import annotations
+
+import numpy as np
+from pagoda.serving.engine.admission import Admitted, Admitter
+from pagoda.serving.engine.ledger import Ledger
+from pagoda.serving.engine.plan import ON_DEVICE, IntArray, StepPlan
+from pagoda.serving.engine.sequence import State
+
+
+class Planner:
+    """There are no modes: a decode is behind by one token, a prompt by its rest, a resumed sequence by all it has."""
+
+    def __init__(self, ledger: Ledger, admitter: Admitter, *, budget: int, threshold: int) -> None:
+        self._ledger = ledger
+        self._admitter = admitter
+        self._budget = budget
+        self._threshold = threshold
+        self._step = 0
+
+    def plan(self, idle: bool) -> StepPlan | None:
+        """`idle` says that no step is in flight, so that waiting for one would be for ever."""
+        draining = len(self._ledger.draining)
+        preemptions = self._ledger.counters["preemptions"]
+        slots, counts = self._running()
+        admitted = Admitted()
+        if self._ledger.counters["preemptions"] == preemptions and not draining:
+            admitted = self._admitter.admit(self._budget - int(counts.sum()))
+        if not len(slots) and not admitted.slots and idle:
+            admitted = self._unstick(admitted)
+        if admitted.slots:
+            slots = np.concatenate([slots, np.array(admitted.slots, np.int32)])
+            counts = np.concatenate([counts, np.array(admitted.counts, np.int32)])
+        return self._build(slots, counts, admitted) if len(slots) else None
+
+    def _running(self) -> tuple[IntArray, IntArray]:
+        slots, order = self._ledger.slots, self._ledger.order
+        want = self._want(order)
+        rows = np.flatnonzero(want)
+        chosen, counts = order[rows], want[rows]
+        needs = self._ledger.tables.need(chosen, slots.computed[chosen] + counts)
+        if needs.sum() > self._ledger.pool.available:
+            kept = self._squeeze(chosen, needs.sum(0))
+            chosen, counts, needs = chosen[kept], counts[kept], needs[:, kept]
+        self._ledger.tables.extend(chosen, needs)
+        return chosen, counts
+
+    def _want(self, order: IntArray) -> IntArray:
+        slots = self._ledger.slots
+        total = slots.total[order]
+        want = total - slots.computed[order]
+        ready = slots.active[order] & (total < slots.limit[order])
+        ready &= ~slots.bound[order] | (total == slots.known[order])
+        want *= ready
+        if self._threshold:
+            np.minimum(want, self._threshold, out=want)
+        ends = np.cumsum(want, dtype=np.int32)
+        if len(ends) and ends[-1] > self._budget:
+            want = np.clip(self._budget - (ends - want), 0, want)
+        return want
+
+    def _squeeze(self, chosen: IntArray, needs: IntArray) -> IntArray:
+        """Rows that can have their pages, after preempting the last in order for those before them."""
+        kept, promised = [], 0
+        for row, (slot, need) in enumerate(zip(chosen.tolist(), needs.tolist(), strict=True)):
+            sequence = self._ledger.slots.sequences[slot]
+            if sequence is None or sequence.state is not State.RUNNING:
+                continue
+            while promised + need > self._ledger.pool.available and self._make_room(sequence.slot):
+                pass
+            if sequence.state is State.RUNNING and promised + need <= self._ledger.pool.available:
+                kept.append(row)
+                promised += need
+        return np.array(kept, np.int64)
+
+    def _make_room(self, slot: int) -> bool:
+        """Preempt one sequence for this slot's. False when nothing is gained now: the slot has to wait a step."""
+        running = self._ledger.running
+        if len(running) == 1 or self._ledger.draining:
+            return False
+        victim = running[-1]
+        mine = victim.slot == slot
+        self._ledger.preempt(victim)
+        return not mine
+
+    def _unstick(self, admitted: Admitted) -> Admitted:
+        """Running sequences that wait for waiting ones (beams of one search, one of them preempted): the last in order gives way."""
+        while not admitted.slots and self._ledger.running and self._ledger.waiting.peek() is not None:
+            self._ledger.preempt(self._ledger.running[-1])
+            admitted = self._admitter.admit(self._budget)
+        return admitted
+
+    def _build(self, slots: IntArray, counts: IntArray, admitted: Admitted) -> StepPlan:
+        state = self._ledger.slots
+        if counts.max() > 1:
+            order = np.concatenate([np.flatnonzero(counts > 1), np.flatnonzero(counts == 1)])
+            slots, counts = slots[order], counts[order]
+        starts, total = state.computed[slots], state.total[slots]
+        ends = starts + counts
+        sampled = ends == total
+        plan = StepPlan(
+            step=self._step,
+            slots=slots,
+            starts=starts,
+            lengths=counts,
+            token_ids=self._tokens(slots, starts, counts),
+            block_tables=self._ledger.tables.rows(slots),
+            sampled=sampled,
+            bound=state.bound[slots],
+            draws=total - state.prompt[slots],
+            admissions=tuple(admitted.admissions),
+            copies=admitted.copies(),
+        )
+        state.computed[slots] = ends
+        state.total[slots] = total + sampled
+        state.in_flight[slots] += 1
+        self._step += 1
+        return plan
+
+    def _tokens(self, slots: IntArray, starts: IntArray, counts: IntArray) -> IntArray:
+        state = self._ledger.slots
+        ends = np.cumsum(counts, dtype=np.int32)
+        if ends[-1] > len(counts):
+            first = np.repeat(starts - (ends - counts), counts)
+            slots, starts = np.repeat(slots, counts), first + np.arange(ends[-1], dtype=np.int32)
+        tokens: IntArray = state.tokens[slots, starts]
+        tokens[starts >= state.known[slots]] = ON_DEVICE
+        return tokens

@@ -1,0 +1,78 @@
+"""The prefix index: a chain of content hashes over a sequence's tokens, and the pages that it finds in the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+from pagoda.serving.engine.blocks import BlockPool
+from pagoda.serving.engine.groups import GroupRule, hash_unit
+from pagoda.serving.engine.plan import IntArray
+
+
+def chain_root(salt: str | None, adapter: str | None, extra: Sequence[str] = ()) -> bytes:
+    """Start of a chain: sequences share pages only where the salt, the adapter and all extra keys are equal."""
+    return blake2b(repr((salt, adapter, tuple(extra))).encode(), digest_size=16).digest()
+
+
+class Hit(NamedTuple):
+    """Tokens found, and per group the block table that holds them (0 for pages that no query will read again)."""
+
+    length: int
+    pages: tuple[IntArray, ...]
+
+
+class PrefixIndex:
+    """Finds and inserts pages of all groups. An entry of the chain covers `unit` tokens: whole pages in every group."""
+
+    def __init__(self, pool: BlockPool, rules: Sequence[GroupRule]) -> None:
+        self.unit = hash_unit(rules)
+        self._pool = pool
+        self._rules = tuple(rules)
+        self._per_unit = [self.unit // rule.tokens_per_page for rule in rules]
+        self._names = [[bytes((group,)) + part.to_bytes(2, "little") for part in range(n)] for group, n in enumerate(self._per_unit)]
+
+    def extend(self, digests: list[bytes], root: bytes, tokens: IntArray) -> None:
+        """Append the digests of the whole units of `tokens` that `digests` lacks."""
+        for start in range(len(digests) * self.unit, len(tokens) - self.unit + 1, self.unit):
+            before = digests[-1] if digests else root
+            digests.append(blake2b(before + tokens[start : start + self.unit].tobytes(), digest_size=16).digest())
+
+    def find(self, digests: Sequence[bytes], longest: int) -> Hit:
+        """The longest prefix of at most `longest` tokens whose next query finds every page that it reads."""
+        units = min(longest // self.unit, len(digests))
+        found: list[dict[int, int]] = [{} for _ in self._rules]
+        group = 0
+        while group < len(self._rules) and units:
+            kept = self._reach(group, digests, units, found[group])
+            group = group + 1 if kept == units else 0
+            units = kept
+        length = units * self.unit
+        return Hit(length, tuple(self._table(group, length, found[group]) for group in range(len(self._rules))))
+
+    def insert(self, unit: int, digest: bytes, tables: Sequence[IntArray]) -> None:
+        """Index one unit: `tables` is a sequence's block table per group; pages that left a window (0) are skipped."""
+        for table, per_unit, names in zip(tables, self._per_unit, self._names, strict=True):
+            for part, page in enumerate(table[unit * per_unit : (unit + 1) * per_unit].tolist()):
+                if page:
+                    self._pool.insert(digest + names[part], page)
+
+    def _reach(self, group: int, digests: Sequence[bytes], units: int, found: dict[int, int]) -> int:
+        rule, per_unit = self._rules[group], self._per_unit[group]
+        first, last = rule.first_page(units * self.unit), units * per_unit
+        # A window is searched from its end, so that a miss rules out most; a whole prefix from its start, so that the first miss ends it.
+        for index in range(first, last) if rule.window is None else range(last - 1, first - 1, -1):
+            page = found.get(index) or self._pool.find(digests[index // per_unit] + self._names[group][index % per_unit])
+            if not page:
+                return index // per_unit
+            found[index] = page
+        return units
+
+    def _table(self, group: int, length: int, found: dict[int, int]) -> IntArray:
+        rule = self._rules[group]
+        table = np.zeros(length // rule.tokens_per_page, np.int32)
+        for index in range(rule.first_page(length), len(table)):
+            table[index] = found[index]
+        return table

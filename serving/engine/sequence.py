@@ -1,0 +1,90 @@
+"""A request and its sequences as the scheduler keeps them: everything that the steady decode path does not touch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
+from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.engine.plan import IntArray
+
+NO_SLOT = -1
+
+
+class State(Enum):
+    """Where a sequence is. WAITING_* are gates: it is not looked at until each is opened."""
+
+    WAITING = "waiting"
+    WAITING_REMOTE_KV = "waiting_remote_kv"
+    WAITING_GRAMMAR = "waiting_grammar"
+    WAITING_ENCODER = "waiting_encoder"
+    WAITING_PARENT = "waiting_parent"
+    RUNNING = "running"
+    PREEMPTING = "preempting"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Request:
+    """A live request.
+
+    Attributes:
+        params: the client's, with a seed drawn where it brought none.
+        order: counts submissions. root: start of its hash chains.
+        gates: what must open before it may run. unfinished: sequences that have not ended.
+        answered: a delta was sent. looked_up: the prefix index was asked, and gave `cached_tokens` of the prompt.
+        prompt_logprobs: those collected so far, None where not asked for.
+    """
+
+    source: EngineRequest
+    params: SamplingParams
+    order: int
+    root: bytes
+    gates: set[State] = field(default_factory=set)
+    sequences: list[Sequence] = field(default_factory=list)
+    unfinished: int = 0
+    answered: bool = False
+    looked_up: bool = False
+    cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None
+
+    @property
+    def id(self) -> str:
+        return self.source.request_id
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One of a request's sequences.
+
+    Attributes:
+        tokens: prompt and output while it has no slot; the slots' arrays hold them while it has one.
+        slot: its slot, or NO_SLOT.
+        digests: the hash chain over its tokens, as far as it was needed.
+        parent: the sequence whose pages it may share when it begins.
+        cumulative_logprob: of a beam.
+    """
+
+    request: Request
+    index: int
+    tokens: IntArray
+    limit: int
+    state: State = State.WAITING
+    slot: int = NO_SLOT
+    digests: list[bytes] = field(default_factory=list)
+    parent: Sequence | None = None
+    cumulative_logprob: float | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.state is not State.FINISHED
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.index == 0 and self.request.prompt_logprobs is not None and not self.request.answered
+
+
+def as_tokens(ids: tuple[int, ...]) -> IntArray:
+    return np.array(ids, np.int32)

@@ -1,0 +1,88 @@
+"""Block tables of the running sequences, one array a cache group, kept in step with the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from pagoda.serving.engine.blocks import BlockPool
+from pagoda.serving.engine.groups import GroupRule
+from pagoda.serving.engine.plan import IntArray
+
+
+class BlockTables:
+    """Per group: `tables` `[S, P]` page ids (0 past the end and for pages that left a window), `length` `[S]` entries in
+    use, `first` `[S]` entries that left the window."""
+
+    def __init__(self, pool: BlockPool, rules: Seq[GroupRule], slots: int, longest: int) -> None:
+        self.pool = pool
+        self.rules = tuple(rules)
+        self.tables = tuple(np.zeros((slots, rule.pages(longest)), np.int32) for rule in rules)
+        self.length = tuple(np.zeros(slots, np.int32) for _ in rules)
+        self.first = tuple(np.zeros(slots, np.int32) for _ in rules)
+
+    def need(self, slots: IntArray, ends: IntArray) -> IntArray:
+        """`[G, R]`: pages that these slots lack to hold `ends` tokens."""
+        needs = np.empty((len(self.rules), len(slots)), np.int32)
+        for row, rule, length in zip(needs, self.rules, self.length, strict=True):
+            np.maximum(-(-ends // rule.tokens_per_page) - length[slots], 0, out=row)
+        return needs
+
+    def extend(self, slots: IntArray, needs: IntArray) -> None:
+        """Append as many fresh pages as `needs` says."""
+        total = int(needs.sum())
+        if not total:
+            return
+        pages, taken = self.pool.allocate(total), 0
+        for need, table, length in zip(needs, self.tables, self.length, strict=True):
+            rows = np.flatnonzero(need)
+            counts, owners = need[rows], slots[rows]
+            ends = np.cumsum(counts)
+            count = int(ends[-1]) if len(ends) else 0
+            offset = np.arange(count, dtype=np.int32) - np.repeat(ends - counts, counts)
+            table[np.repeat(owners, counts), np.repeat(length[owners], counts) + offset] = pages[taken : taken + count]
+            length[owners] += counts
+            taken += count
+
+    def adopt(self, slot: int, group: int, pages: IntArray) -> None:
+        """Begin the slot's table with pages whose references are already its own."""
+        self.tables[group][slot, : len(pages)] = pages
+        self.length[group][slot] = len(pages)
+        self.first[group][slot] = int(np.argmax(pages > 0)) if pages.any() else len(pages)
+
+    def trim(self, slots: IntArray, positions: IntArray) -> None:
+        """Release pages that no query at or after `positions` reads."""
+        for rule, table, length, first in zip(self.rules, self.tables, self.length, self.first, strict=True):
+            if rule.window is None:
+                continue
+            new = np.minimum(rule.first_page(positions), length[slots])
+            gone = new - first[slots]
+            ones = gone == 1
+            self._drop_one(table, first, slots[ones])
+            for slot, start, count in zip(slots[gone > 1].tolist(), first[slots[gone > 1]].tolist(), gone[gone > 1].tolist(), strict=True):
+                pages = table[slot, start : start + count]
+                self.pool.release(pages)
+                pages[:] = 0
+                first[slot] += count
+
+    def release(self, slot: int) -> None:
+        """Give back all pages of the slot."""
+        for table, length, first in zip(self.tables, self.length, self.first, strict=True):
+            pages = table[slot, first[slot] : length[slot]]
+            self.pool.release(pages)
+            pages[:] = 0
+            length[slot] = first[slot] = 0
+
+    def rows(self, slots: IntArray) -> tuple[IntArray, ...]:
+        """Per group `[R, widest]`."""
+        return tuple(table[:, : int(length[slots].max(initial=1))][slots] for table, length in zip(self.tables, self.length, strict=True))
+
+    def row(self, slot: int) -> tuple[IntArray, ...]:
+        """Per group the entries in use of one slot."""
+        return tuple(table[slot, : length[slot]] for table, length in zip(self.tables, self.length, strict=True))
+
+    def _drop_one(self, table: IntArray, first: IntArray, slots: IntArray) -> None:
+        if len(slots):
+            self.pool.release(table[slots, first[slots]])
+            table[slots, first[slots]] = 0
+            first[slots] += 1

@@ -1,0 +1,272 @@
+"""Simulated ranks for scheduler tests: pages hold, per position, a digest of the tokens up to there, so that every read of a
+page can be checked, and the next token is a function of that digest alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from pagoda.hal.kv import CacheGroup, CacheKind, LayerCache
+from pagoda.serving.engine.groups import GroupRule
+from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta
+from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.engine.plan import ON_DEVICE, RowLogprobs, RunnerFacts, StepPlan, StepResult
+from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
+
+VOCAB = 50
+EOS = 7
+
+
+def group(tokens_per_page=4, kind=CacheKind.FULL, window=None, layers=(0,)):
+    cache = LayerCache(kind, 1, 8, 8, "float32", window)
+    return CacheGroup(kind, layers, (cache,) * len(layers), tokens_per_page, 64 * tokens_per_page * len(layers), window)
+
+
+def toy_facts(groups=None, num_pages=40, max_model_len=64, overlap=2):
+    return RunnerFacts(tuple(groups or (group(),)), num_pages, max_model_len, VOCAB, "toy", overlap)
+
+
+def digests(params: SamplingParams, tokens) -> list[int]:
+    """Digest at each position: what K and V of a real model depend on (an adapter stands in `extra`)."""
+    chain, value = [], sum(map(ord, params.extra.get("adapter", "")))
+    for token in tokens:
+        value = hash((value, int(token), 0x5EED))
+        chain.append(value)
+    return chain
+
+
+def next_token(params: SamplingParams, last: int, draw: int, sequence: int) -> int:
+    """What the toy model samples after the position whose digest is `last`."""
+    value = last if params.greedy else hash((last, params.seed, sequence, draw))
+    token = value % VOCAB
+    return token if draw >= params.min_tokens or token not in (EOS, *params.stop_token_ids) else (token + 1) % VOCAB
+
+
+def top_logprobs(last: int, count: int) -> list[tuple[int, float]]:
+    """The toy model's most likely tokens, best first: distinct, from the digest."""
+    tokens = sorted(range(VOCAB), key=lambda token: hash((last, token)))[:count]
+    scores = [-0.1 - (hash((last, token, 1)) % 1000) / 400 for token in tokens]
+    return list(zip(tokens, sorted(scores, reverse=True)))
+
+
+def expected_tokens(request: EngineRequest, longest: int, sequence: int = 0, output=()) -> tuple[list[int], FinishReason]:
+    """The toy model's answer after `output`, one token at a time with nothing shared, cached or overlapped."""
+    params, tokens = request.params, [*request.prompt, *output]
+    begun = len(tokens)
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(request.eos_ids))
+    limit = longest if params.max_tokens is None else min(longest, len(request.prompt) + params.max_tokens)
+    while True:
+        draw = len(tokens) - len(request.prompt)
+        token = next_token(params, digests(params, tokens)[-1], draw, sequence)
+        tokens.append(token)
+        if token in stops and draw + 1 >= params.min_tokens:
+            return tokens[begun:], FinishReason.STOP
+        if len(tokens) >= limit:
+            return tokens[begun:], FinishReason.LENGTH
+
+
+@dataclass
+class ToySlot:
+    params: SamplingParams
+    prompt: int
+    sequence: int
+    tokens: list[int]
+
+
+@dataclass
+class ToyRanks:
+    """Checks each plan against the steps in flight when it is made, and runs it, late, against the pages."""
+
+    facts: RunnerFacts
+    slots: dict[int, ToySlot] = field(default_factory=dict)
+    owners: dict[int, int] = field(default_factory=dict)
+    pages: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    in_flight: deque = field(default_factory=deque)
+    admitted: int = 0
+
+    def __post_init__(self):
+        self.rules = [GroupRule.of(one) for one in self.facts.groups]
+
+    def take(self, plan: StepPlan) -> None:
+        """Check shapes, and that what this step writes belongs to one sequence, in it and in every step in flight."""
+        self._check_shapes(plan)
+        for admission in plan.admissions:
+            self.admitted += 1
+            self.owners[admission.slot] = self.admitted
+        reads, writes = self._touched(plan, [self.owners[slot] for slot in plan.slots.tolist()])
+        self.in_flight.append((plan, reads))
+        for page, owner in writes.items():
+            for other, other_reads in self.in_flight:
+                assert other_reads.get(page, {owner}) == {owner}, f"page {page} written in step {plan.step}, held by others in {other.step}"
+
+    def _check_shapes(self, plan: StepPlan) -> None:
+        assert len(set(plan.slots.tolist())) == plan.num_rows > 0
+        assert plan.lengths.min() >= 1 and plan.lengths.sum() == plan.num_tokens
+        ones = plan.lengths == 1
+        assert not (ones[:-1] & ~ones[1:]).any(), "rows with one token come last"
+        for array in (plan.slots, plan.starts, plan.lengths, plan.token_ids, plan.draws, *plan.block_tables):
+            assert array.dtype == np.int32
+        assert len(plan.block_tables) == len(self.rules)
+
+    def _touched(self, plan: StepPlan, owners: list[int]):
+        reads: dict[int, set[int]] = {}
+        writes: dict[int, int] = {}
+        for table, rule in zip(plan.block_tables, self.rules):
+            for row, owner in enumerate(owners):
+                start, end = int(plan.starts[row]), int(plan.starts[row] + plan.lengths[row])
+                for index in range(start // rule.tokens_per_page, -(-end // rule.tokens_per_page)):
+                    page = int(table[row, index])
+                    assert page > 0, "a token would be written to page 0"
+                    assert writes.setdefault(page, owner) == owner, f"two sequences write page {page}"
+                for page in table[row][table[row] > 0].tolist():
+                    reads.setdefault(page, set()).add(owner)
+        return reads, writes
+
+    def run(self) -> tuple[StepPlan, StepResult]:
+        """Run the oldest step in flight."""
+        plan, _ = self.in_flight.popleft()
+        self._copy(plan)
+        for admission in plan.admissions:
+            assert admission.params.seed is not None
+            tokens = [*admission.prompt, *admission.output]
+            self.slots[admission.slot] = ToySlot(admission.params, len(admission.prompt), admission.sequence, tokens)
+        tokens, logprobs, prompt_logprobs = [], {}, {}
+        ends = np.cumsum(plan.lengths)
+        for row in range(plan.num_rows):
+            slot = self.slots[int(plan.slots[row])]
+            chain = self._row(plan, row, slot, plan.token_ids[ends[row] - plan.lengths[row] : ends[row]].tolist())
+            start, stop = int(plan.starts[row]), min(len(chain), slot.prompt - 1)
+            if slot.params.prompt_logprobs is not None and stop > start:
+                prompt_logprobs[row] = as_rows([(slot.tokens[p + 1], [], -float(p + 1)) for p in range(start, stop)])
+            if plan.sampled[row]:
+                assert len(chain) == len(slot.tokens) and int(plan.draws[row]) == len(slot.tokens) - slot.prompt
+                token = next_token(slot.params, chain[-1], int(plan.draws[row]), slot.sequence)
+                if slot.params.logprobs is not None:
+                    logprobs[len(tokens)] = as_rows([(token, top_logprobs(chain[-1], slot.params.logprobs), -1.0)])
+                slot.tokens.append(token)
+                tokens.append(token)
+        result = StepResult(plan.step, np.array(tokens, np.int32).reshape(-1, 1), np.ones(len(tokens), np.int32), logprobs, prompt_logprobs)
+        return plan, result
+
+    def _copy(self, plan: StepPlan) -> None:
+        if plan.copies is None:
+            return
+        sources, targets = plan.copies.source.tolist(), plan.copies.target.tolist()
+        assert not set(sources) & set(targets) and len(set(targets)) == len(targets)
+        for source, target in zip(sources, targets):
+            self.pages[target] = dict(self.pages[source])
+
+    def _row(self, plan: StepPlan, row: int, slot: ToySlot, ids: list[int]) -> list[int]:
+        start, end = int(plan.starts[row]), int(plan.starts[row] + plan.lengths[row])
+        for position, token in enumerate(ids, start):
+            if token == ON_DEVICE:
+                assert position == len(slot.tokens) - 1 >= slot.prompt, "only the last sampled token is known on the device alone"
+            elif plan.bound[row] and position == len(slot.tokens) - 1:
+                slot.tokens[position] = token
+            else:
+                assert slot.tokens[position] == token
+        chain = digests(slot.params, slot.tokens[:end])
+        for number, (table, rule) in enumerate(zip(plan.block_tables, self.rules)):
+            for position in range(start, end):
+                page = int(table[row, position // rule.tokens_per_page])
+                self.pages.setdefault(page, {})[position % rule.tokens_per_page] = (number, chain[position])
+            for position in range(int(rule.first_visible(start)), end):
+                page = int(table[row, position // rule.tokens_per_page])
+                found = self.pages.get(page, {}).get(position % rule.tokens_per_page)
+                assert found == (number, chain[position]), f"row {row} of step {plan.step} reads a wrong page {page} at position {position}"
+        return chain
+
+
+def as_rows(entries) -> RowLogprobs:
+    """(token, top, logprob) per position as the ranks' arrays."""
+    tops = [top for _, top, _ in entries]
+    return RowLogprobs(
+        np.array([token for token, _, _ in entries], np.int32),
+        np.array([value for _, _, value in entries], np.float32),
+        np.ones(len(entries), np.int32),
+        np.array([[token for token, _ in top] for top in tops], np.int32).reshape(len(entries), -1),
+        np.array([[value for _, value in top] for top in tops], np.float32).reshape(len(entries), -1),
+    )
+
+
+class Toy:
+    """A scheduler with simulated ranks, and everything that its clients were told."""
+
+    def __init__(self, facts: RunnerFacts | None = None, **config):
+        self.facts = facts or toy_facts()
+        self.config = SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, **config})
+        self.scheduler = Scheduler(self.config, self.facts)
+        self.ranks = ToyRanks(self.facts)
+        self.requests: dict[str, EngineRequest] = {}
+        self.tokens: dict[str, dict[int, list[int]]] = {}
+        self.reasons: dict[str, dict[int, FinishReason]] = {}
+        self.deltas: dict[str, list[RequestDelta]] = {}
+        self.ended: list[str] = []
+        self.plans: list[StepPlan] = []
+
+    def submit(self, request_id, prompt, *, request=None, gates=(), **params):
+        params = SamplingParams(**{"temperature": 0.0, "seed": 3, **params})
+        made = EngineRequest(request_id, tuple(prompt), params, **{"eos_ids": (EOS,), **(request or {})})
+        self.scheduler.submit(made, gates)
+        self.requests[request_id] = made
+        self.tokens[request_id], self.reasons[request_id], self.deltas[request_id] = {}, {}, []
+
+    def plan(self) -> StepPlan | None:
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.plans.append(plan)
+            self.ranks.take(plan)
+        return plan
+
+    def commit(self):
+        self.hear(self.scheduler.commit(*self.ranks.run()))
+        self.check_books()
+
+    def step(self) -> bool:
+        """One turn of the engine loop: plan as deep as it goes, then commit the oldest step."""
+        while self.plan() is not None:
+            pass
+        if self.ranks.in_flight:
+            self.commit()
+        return self.scheduler.has_work
+
+    def drain(self, most=2000):
+        for _ in range(most):
+            if not self.step():
+                break
+        else:
+            raise AssertionError("requests that fit did not end")
+        assert self.scheduler.stats().pages_used == 0
+
+    def hear(self, deltas):
+        for delta in deltas:
+            name = delta.request_id
+            assert name not in self.ended, "a delta after the last"
+            self.deltas[name].append(delta)
+            for part in delta.sequences:
+                assert part.index not in self.reasons[name], "a delta after the end of its sequence"
+                self.tokens[name].setdefault(part.index, []).extend(part.token_ids)
+                if part.finish_reason is not None:
+                    self.reasons[name][part.index] = part.finish_reason
+            if delta.finished:
+                self.ended.append(name)
+
+    def check_books(self):
+        """Every page is free, cached or held, as often as block tables hold it."""
+        ledger = self.scheduler._ledger
+        pool = ledger.pool
+        assert pool.used + pool.available == pool.num_pages - 1
+        held = np.zeros(pool.num_pages, np.int32)
+        for table in ledger.tables.tables:
+            np.add.at(held, table[table > 0], 1)
+        assert (held == pool.references(np.arange(pool.num_pages))).all()
+        assert int((held > 0).sum()) == pool.used
+
+    def check_tokens(self, request_id):
+        """The request got the toy model's tokens, whatever happened on the way."""
+        request = self.requests[request_id]
+        for index in range(request.params.n):
+            tokens, reason = expected_tokens(request, self.facts.max_model_len, index)
+            assert self.tokens[request_id][index] == tokens
+            assert self.reasons[request_id][index] is reason
