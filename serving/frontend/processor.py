@@ -1,0 +1,113 @@
+"""From what a caller has (text, ids, messages, settings) to an `EngineRequest` that can run; all else is refused here with numbers."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from pagoda.hal.errors import RequestError
+from pagoda.serving.engine.messages import EngineFacts, EngineRequest
+from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.frontend.bad_words import with_bad_word_ids
+from pagoda.serving.frontend.text import TextFrontend
+
+Messages = Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or either in a mapping: {"prompt": …} or {"prompt_token_ids": […]}."""
+
+
+class Encoded(NamedTuple):
+    """A prompt's ids, and its text where there was one."""
+
+    ids: list[int]
+    text: str | None
+
+
+@dataclass(frozen=True)
+class Processor:
+    """One model's way in. `defaults` are the sampling settings of its generation_config.json."""
+
+    text: TextFrontend
+    facts: EngineFacts
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def default_params(self, **given: Any) -> SamplingParams:
+        """The model's own sampling settings; `given` ones win, and the output may be as long as the model allows."""
+        return SamplingParams(**{"max_tokens": None, **self.defaults, **given})
+
+    def encode(self, prompt: Prompt) -> Encoded:
+        """Ids of a prompt; text gets the special tokens that the tokenizer adds."""
+        if isinstance(prompt, Mapping):
+            prompt = _of_mapping(prompt)
+        if isinstance(prompt, str):
+            return Encoded(self.text.tokenizer.encode(prompt), prompt)
+        ids = list(prompt)
+        if not all(isinstance(i, int) for i in ids):
+            raise RequestError("a prompt is a text or a list of token ids", param="prompt")
+        return Encoded(ids, None)
+
+    def encode_chat(self, messages: Messages, **options: Any) -> Encoded:
+        """Ids of a conversation; `options` are those of `text.ChatTemplate.render`."""
+        if self.text.template is None:
+            raise RequestError("this model has no chat template: use generate with a prompt, or give a template", param="messages")
+        text = self.text.template.render(messages, **options)
+        return Encoded(self.text.tokenizer.encode(text, add_special_tokens=False), text)
+
+    def request(
+        self, prompt: Sequence[int], params: SamplingParams, *, request_id: str | None = None, beam_width: int = 0, length_penalty: float = 1.0
+    ) -> EngineRequest:
+        """A request that the engine can take, its output limit set.
+
+        Raises `RequestError` when the prompt is empty, holds foreign ids, or is too long with its answer.
+        """
+        limit = output_limit(len(prompt), params.max_tokens, self.facts.max_model_len)
+        check_ids("prompt", prompt, self.facts.vocab_size)
+        check_ids("stop_token_ids", params.stop_token_ids, self.facts.vocab_size)
+        check_ids("allowed_token_ids", params.allowed_token_ids, self.facts.vocab_size)
+        check_ids("logit_bias", list(params.logit_bias), self.facts.vocab_size)
+        return EngineRequest(
+            request_id=request_id or uuid.uuid4().hex,
+            prompt=tuple(prompt),
+            params=with_bad_word_ids(replace(params, max_tokens=limit), self.text.tokenizer),
+            eos_ids=self.text.tokenizer.eos_ids,
+            beam_width=beam_width,
+            length_penalty=length_penalty,
+            arrival=time.time(),
+        )
+
+
+def _of_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:
+    for key in ("prompt_token_ids", "prompt"):
+        if key in prompt:
+            return prompt[key]
+    raise RequestError(f'a prompt mapping needs "prompt" or "prompt_token_ids", not {", ".join(map(repr, prompt))}', param="prompt")
+
+
+def output_limit(prompt: int, asked: int | None, longest: int) -> int:
+    """Most tokens that the answer may have: what was asked for, or what the model's length leaves."""
+    if prompt == 0:
+        raise RequestError("the prompt has no tokens; it needs at least one", param="prompt")
+    room = longest - prompt
+    if room < 1:
+        raise RequestError(
+            f"the prompt has {prompt} tokens, but prompt and answer together may have {longest}; shorten it, or raise --max-model-len",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    if asked is not None and asked > room:
+        raise RequestError(
+            f"the prompt has {prompt} tokens and max_tokens={asked}, but together they may have {longest}; ask for at most {room}",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    return room if asked is None else asked
+
+
+def check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raises `RequestError` naming the first id that the model has no row for."""
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        bad = next(i for i in ids if not 0 <= i < vocab_size)
+        raise RequestError(f"{name} holds the token id {bad}; ids go from 0 to {vocab_size - 1}", param=name)
