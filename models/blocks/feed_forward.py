@@ -1,0 +1,69 @@
+"""Feed-forwards: dense (`MlpBlock`) and routed (`MoeBlock`)."""
+
+from __future__ import annotations
+
+import torch
+
+from pagoda.models.blocks.linear import Linear
+from pagoda.models.builder import Builder
+from pagoda.models.parallel.shard import Shard, Span
+from pagoda.models.spec import Mlp, Moe
+from pagoda.ops.activation import ActivationFacts
+from pagoda.ops.moe import MoeMlpFacts, RouteFacts
+
+
+class MlpBlock:
+    """`down(act(gate) · up)` or `down(act(up))` on one rank."""
+
+    def __init__(self, build: Builder, path: str, spec: Mlp, width: int) -> None:
+        hidden, whole = build.shard.split(spec.hidden, "hidden numbers of the feed-forward"), Span.whole(width)
+        parts = {"gate": hidden, "up": hidden} if spec.gated else {"up": hidden}
+        self._up = build.linear(path, parts, whole, "column", spec.up_bias)
+        self._down = build.linear(path, {"down": whole}, hidden, "row", spec.down_bias)
+        op = "gated_activation" if spec.gated else "activation"
+        kernel = build.kernel(op, ActivationFacts(build.numerics.dtype, spec.activation, spec.limit))
+        self._act = kernel.run if build.loading else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x `[T, width]` → this rank's share of `[T, width]`, to be summed over ranks."""
+        return self._down(self._act(self._up(x)))
+
+
+class MoeBlock:
+    """Routed experts, with a shared one where the spec has it, on one rank."""
+
+    def __init__(self, build: Builder, path: str, spec: Moe, width: int) -> None:
+        dtype, router = build.numerics.dtype, spec.router
+        self._router = build.linear(path, {"router": Span.whole(spec.experts)}, Span.whole(width), "replicated", router.bias)
+        self._correction = build.tensor(f"{path}.correction", (Span.whole(spec.experts),), "replicated", "float32") if router.correction else None
+        facts = RouteFacts(
+            dtype, spec.experts, spec.top_k, router.score, router.renormalize, router.groups, router.top_groups,
+            router.group_score, router.correction, router.scale,
+        )  # fmt: skip
+        route = build.kernel("route", facts)
+        experts, hidden = _placement(build.shard, spec)
+        mlp = MoeMlpFacts(
+            dtype, spec.experts, width, len(hidden), spec.top_k, spec.activation,
+            bias=spec.bias, first=experts.part.start, local=len(experts), scale_input=spec.scale_input,
+        )  # fmt: skip
+        run, self._packed = build.experts(f"{path}.experts", mlp, experts, hidden)
+        self._shared = MlpBlock(build, f"{path}.shared", spec.shared, width) if spec.shared else None
+        self._gate = build.linear(path, {"shared_gate": Span.whole(1)}, Span.whole(width), "replicated") if spec.shared_gate else None
+        self._route, self._run = (route.run, run.run) if build.loading else (None, None)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x `[T, width]` → this rank's share of `[T, width]`, to be summed over ranks."""
+        weights, ids = self._route(self._router(x), self._correction)
+        out = self._run(self._packed, x, weights, ids)
+        return out if self._shared is None else out + self._gated(self._shared, x)
+
+    def _gated(self, shared: MlpBlock, x: torch.Tensor) -> torch.Tensor:
+        out = shared(x)
+        gate: Linear | None = self._gate
+        return out if gate is None else out * torch.sigmoid(gate(x))
+
+
+def _placement(shard: Shard, spec: Moe) -> tuple[Span, Span]:
+    if spec.hidden % shard.world == 0:
+        return Span.whole(spec.experts), shard.split(spec.hidden, "hidden numbers of an expert")
+    return shard.split(spec.experts, "experts"), Span.whole(spec.hidden)

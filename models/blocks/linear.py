@@ -1,0 +1,41 @@
+"""Linear layers and embeddings as resolved kernels with their packed weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pagoda.hal.kernel import KernelRun
+
+
+class Linear:
+    """One product, or several whose outputs lie side by side (parts stored in different formats)."""
+
+    __slots__ = ("_more", "_packed", "_run")
+
+    def __init__(self, pieces: list[tuple[KernelRun, Any]]) -> None:
+        kernel, self._packed = pieces[0]
+        self._run = kernel.run if kernel is not None else None
+        self._more = pieces[1:]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x `[T, in]` → `[T, out]`."""
+        first = self._run(self._packed, x)
+        if not self._more:
+            return first
+        return torch.cat([first, *(kernel.run(packed, x) for kernel, packed in self._more)], dim=-1)
+
+
+class Embedding:
+    """Rows of a table by id; ids that other ranks hold give zeros."""
+
+    __slots__ = ("_packed", "_run")
+
+    def __init__(self, kernel: KernelRun, packed: Any) -> None:
+        self._run = kernel.run if kernel is not None else None
+        self._packed = packed
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids `[T]` → `[T, width]`."""
+        return self._run(self._packed, ids)

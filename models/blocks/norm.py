@@ -1,0 +1,37 @@
+"""A norm as a resolved kernel; `add` joins it with the residual addition before it, in one kernel where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pagoda.hal.kernel import KernelRun
+
+
+class NormBlock:
+    """Normalises the last dimension."""
+
+    __slots__ = ("_fused", "_fused_packed", "_packed", "_run")
+
+    def __init__(self, kernel: KernelRun, fused: KernelRun | None, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._run = kernel.run
+        self._packed = kernel.pack(tensors)
+        self._fused = fused.run if fused is not None else None
+        self._fused_packed: Any = fused.pack(tensors) if fused is not None else None
+
+    @classmethod
+    def hollow(cls) -> NormBlock:
+        """A block that was only listed, not loaded."""
+        return cls.__new__(cls)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._run(self._packed, x)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(x + residual), x + residual); `residual` may be overwritten."""
+        if self._fused is not None:
+            return self._fused(self._fused_packed, x, residual)
+        total = residual + x
+        return self._run(self._packed, total), total

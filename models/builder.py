@@ -1,0 +1,166 @@
+"""Turns records into running blocks. The same walk, without loading, lists every parameter and primitive that a spec needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pagoda.hal.comm import Communicator
+from pagoda.hal.kernel import Facts, KernelRun
+from pagoda.hal.kv import DTYPE_BYTES
+from pagoda.hal.table import KernelTable
+from pagoda.models.blocks.linear import Embedding, Linear
+from pagoda.models.blocks.norm import NormBlock
+from pagoda.models.parallel.shard import Role, Shard, Span
+from pagoda.models.spec import Norm
+from pagoda.ops.linear import EmbeddingFacts
+from pagoda.ops.moe import MoeMlpFacts
+from pagoda.ops.norm import NormFacts
+from pagoda.quant.format import EmbeddingUse, ExpertsUse, Format, FormatUse, LinearPart, LinearUse, StoredTensor
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor that the model wants, under our own name and with the whole model's shape.
+
+    Attributes:
+        formatted: stored in the checkpoint's number format, possibly as several tensors; otherwise plain numbers.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    role: Role
+    formatted: bool = False
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Dtype names: of computing, and of the KV cache."""
+
+    dtype: str
+    kv_dtype: str
+
+
+class Builder:
+    """Makes blocks.
+
+    Args:
+        numerics: dtypes of the whole model.
+        shard: this rank.
+        format: number format of the weights.
+        stored: the checkpoint's tensors under our names; empty when only the configuration is known.
+        table: where kernels come from; None lists uses without resolving them.
+        device: where weights go; None loads nothing (blocks are hollow).
+        communicator: of the shard's group; None for one rank.
+
+    Attributes:
+        parameters, uses, nbytes: what the blocks made so far want: tensors, primitives with their facts, bytes of weights on this rank.
+    """
+
+    def __init__(
+        self,
+        numerics: Numerics,
+        shard: Shard,
+        format: Format,
+        stored: Mapping[str, StoredTensor] | None = None,
+        table: KernelTable | None = None,
+        device: torch.device | None = None,
+        communicator: Communicator | None = None,
+    ) -> None:
+        self.numerics = numerics
+        self.shard = shard
+        self.format = format
+        self.stored = stored or {}
+        self.table = table
+        self.device = device
+        self.communicator = communicator
+        self.parameters: dict[str, Parameter] = {}
+        self.uses: list[tuple[str, Facts]] = []
+        self.nbytes = 0
+
+    @property
+    def loading(self) -> bool:
+        return self.device is not None
+
+    def kernel(self, op: str, facts: Facts) -> KernelRun:
+        """The kernel of one use, noted; hollow builders give None where a kernel belongs."""
+        self.uses.append((op, facts))
+        return self.table.resolve(op, facts) if self.table is not None and self.loading else None  # type: ignore[return-value]
+
+    def tensor(self, path: str, spans: Sequence[Span], role: Role, dtype: str | None = None) -> torch.Tensor | None:
+        """This rank's part of a plain tensor, on the device."""
+        self._want(path, tuple(span.total for span in spans), role)
+        dtype = dtype or self.numerics.dtype
+        self.nbytes += DTYPE_BYTES[dtype] * _product(len(span) for span in spans)
+        if not self.loading:
+            return None
+        index = tuple(span.index for span in spans)
+        return self.format.plain(self.stored[path], dtype, index).to(self.device)
+
+    def linear(self, path: str, parts: Mapping[str, Span], columns: Span, role: Role, bias: bool = False) -> Linear:
+        """`path.q`, `path.k`, … stacked along their outputs, in order."""
+        for name, rows in parts.items():
+            self._want(f"{path}.{name}.weight", (rows.total, columns.total), role, formatted=True)
+            if bias:
+                self._want(f"{path}.{name}.bias", (rows.total,), "replicated" if role == "row" else role)
+        adds = bias and (role != "row" or self.shard.rank == 0)
+        made = tuple(LinearPart(name, rows.part, self._tensors_of(f"{path}.{name}", adds)) for name, rows in parts.items())
+        use = LinearUse(f"{path}.{'_'.join(parts)}", self.numerics.dtype, columns.part, made, adds)
+        return Linear([self._piece(piece) for piece in self.format.linear(use)])
+
+    def experts(self, path: str, facts: MoeMlpFacts, experts: Span, hidden: Span) -> tuple[KernelRun, Any]:
+        sizes = {"gate": (hidden.total, facts.width), "up": (hidden.total, facts.width), "down": (facts.width, hidden.total)}
+        for name, shape in sizes.items():
+            self._want(f"{path}.{name}.weight", (experts.total, *shape), "expert", formatted=True)
+            if facts.bias:
+                self._want(f"{path}.{name}.bias", (experts.total, shape[0]), "expert")
+        tensors = {name: self._tensors_of(f"{path}.{name}", facts.bias) for name in sizes}
+        return self._piece(self.format.experts(ExpertsUse(path, facts, experts.part, hidden.part, tensors)))
+
+    def embedding(self, path: str, vocab: Span, width: int) -> Embedding:
+        self._want(f"{path}.weight", (vocab.total, width), "vocab", formatted=True)
+        rows = -(-vocab.total // self.shard.world)
+        facts = EmbeddingFacts(self.numerics.dtype, rows, width, self.shard.rank * rows, self.shard.world > 1)
+        return Embedding(*self._piece(self.format.embedding(EmbeddingUse(path, facts, vocab.part, self._tensors_of(path, False)))))
+
+    def tied_head(self, path: str, vocab: Span, width: int) -> Linear:
+        """A head that multiplies by the embedding's table at `path`; its bytes are counted there unless it needs its own form."""
+        part = LinearPart("head", vocab.part, self._tensors_of(path, False))
+        counted = self.nbytes
+        head = Linear([self._piece(piece) for piece in self.format.linear(LinearUse("head", self.numerics.dtype, range(width), (part,)))])
+        self.nbytes = counted
+        return head
+
+    def norm(self, path: str, norm: Norm | None, width: int, role: Role = "replicated") -> NormBlock | None:
+        if norm is None:
+            return None
+        facts = NormFacts(self.numerics.dtype, width, norm.eps, norm.offset, norm.weight, norm.bias)
+        names = [name for name, present in (("weight", norm.weight), ("bias", norm.bias)) if present]
+        tensors = {name: self.tensor(f"{path}.{name}", (Span.whole(width),), role) for name in names}
+        plain = self.kernel("rms_norm" if norm.kind == "rms" else "layer_norm", facts)
+        fused = self.kernel("add_rms_norm", facts) if norm.kind == "rms" else None
+        return NormBlock(plain, fused, tensors) if self.loading else NormBlock.hollow()
+
+    def _piece(self, use: FormatUse) -> tuple[KernelRun, Any]:
+        self.nbytes += use.nbytes
+        kernel = self.kernel(use.op, use.facts)
+        if not self.loading:
+            return kernel, None
+        return kernel, kernel.pack({name: tensor.to(self.device) for name, tensor in use.load().items()})
+
+    def _tensors_of(self, path: str, bias: bool) -> dict[str, StoredTensor]:
+        names = (*self.format.names_of(path), *(("bias",) if bias else ()))
+        return {name: self.stored[f"{path}.{name}"] for name in names if f"{path}.{name}" in self.stored}
+
+    def _want(self, path: str, shape: tuple[int, ...], role: Role, formatted: bool = False) -> None:
+        self.parameters[path] = Parameter(path, shape, role, formatted)
+
+
+def _product(numbers: Any) -> int:
+    total = 1
+    for number in numbers:
+        total *= number
+    return total

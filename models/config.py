@@ -1,0 +1,116 @@
+"""Reads a checkpoint's configuration by key and type, and remembers which keys were read: what nobody read is an error, not a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pagoda.hal.errors import ModelError
+
+T = TypeVar("T")
+
+HARMLESS = frozenset(
+    """
+    architectures auto_map model_type _name_or_path name_or_path transformers_version torch_dtype dtype use_cache tokenizer_class task_specific_params
+    bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id cls_token_id unk_token_id mask_token_id
+    initializer_range initializer_factor init_std init_method_std use_return_dict return_dict output_hidden_states output_attentions torchscript
+    attention_dropout hidden_dropout attn_pdrop embd_pdrop resid_pdrop dropout hidden_dropout_prob attention_probs_dropout_prob classifier_dropout
+    embedding_dropout residual_dropout attn_dropout resid_dropout embd_dropout mlp_dropout ffn_dropout output_dropout
+    pretraining_tp gradient_checkpointing use_flash_attention use_flash_attn attn_implementation _attn_implementation _attn_implementation_autoset
+    _flash_attn_2_enabled chunk_size_feed_forward id2label label2id problem_type finetuning_task is_encoder_decoder is_decoder add_cross_attention
+    output_router_logits router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux router_z_loss_coef
+    quantization_config compression_config
+    """.split()
+)
+"""Keys that change no number of inference, or that others read (`quantization_config`: the number formats)."""
+
+_MISSING: Any = object()
+
+
+class Config:
+    """One (sub-)configuration.
+
+    Args:
+        values: the mapping, as in config.json.
+        where: how messages call it.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+        self.values = values
+        self.where = where
+        self._read: set[str] = set()
+        self._children: dict[str, Config] = {}
+
+    def integer(self, *names: str, default: T = _MISSING) -> int | T:
+        """The first of `names` that is set, as an int; `default` where none is. Raises `ModelError` on a missing or mistyped key."""
+        return self._typed(names, default, "an integer", lambda v: isinstance(v, int) and not isinstance(v, bool))
+
+    def number(self, *names: str, default: T = _MISSING) -> float | T:
+        value = self._typed(names, default, "a number", lambda v: isinstance(v, int | float) and not isinstance(v, bool))
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    def flag(self, *names: str, default: T = _MISSING) -> bool | T:
+        return self._typed(names, default, "true or false", lambda v: isinstance(v, bool))
+
+    def text(self, *names: str, default: T = _MISSING) -> str | T:
+        return self._typed(names, default, "a string", lambda v: isinstance(v, str))
+
+    def list(self, *names: str, kind: type | tuple[type, ...], default: T = _MISSING) -> tuple[Any, ...] | T:
+        """A list whose items are all of `kind`, as a tuple."""
+        value = self._typed(names, default, f"a list of {kind}", lambda v: isinstance(v, list | tuple) and all(isinstance(x, kind) for x in v))
+        return tuple(value) if isinstance(value, list) else value
+
+    def child(self, name: str) -> Config | None:
+        """A nested mapping, whose own unread keys count too; None where absent or null."""
+        if name not in self._children:
+            value = self._typed((name,), None, "a mapping", lambda v: isinstance(v, Mapping))
+            if value is None:
+                return None
+            self._children[name] = Config(value, f"{self.where}: {name}")
+        return self._children[name]
+
+    def has(self, name: str) -> bool:
+        """Whether `name` is set and not null; does not count as reading it."""
+        return self.values.get(name) is not None
+
+    def ignore(self, *names: str) -> None:
+        """Count keys as read: the family knows that they change nothing."""
+        self._read.update(names)
+
+    def require(self, name: str, *allowed: Any, default: Any = _MISSING) -> None:
+        """Read a key of which only some values are implemented. Raises `ModelError` for any other."""
+        self._read.add(name)
+        value = self.values.get(name)
+        if value is None and default is not _MISSING:
+            value = default
+        if value not in allowed:
+            raise ModelError(f"{self.where}: {name}={value!r} is not implemented; only {', '.join(map(repr, allowed))} is")
+
+    def unread(self) -> tuple[str, ...]:
+        """Keys that nobody read and that are not known to be harmless; null values say nothing and do not count."""
+        own = (key for key, value in self.values.items() if value is not None and key not in self._read | HARMLESS)
+        nested = (f"{name}.{key}" for name, child in self._children.items() for key in child.unread())
+        return tuple(sorted((*own, *nested)))
+
+    def finish(self) -> None:
+        """Raises `ModelError` naming every key that was left unread."""
+        unread = self.unread()
+        if unread:
+            raise ModelError(
+                f"{self.where} has keys that this model type does not know: {', '.join(unread)}; a key that changes the"
+                " computation must be read by the model's family, one that does not belongs in its list of harmless keys"
+            )
+
+    def _typed(self, names: Iterable[str], default: Any, kind: str, fits: Any) -> Any:
+        names = tuple(names)
+        self._read.update(names)
+        for name in names:
+            value = self.values.get(name)
+            if value is None:
+                continue
+            if not fits(value):
+                raise ModelError(f"{self.where}: {name} must be {kind}, found {value!r}")
+            return value
+        if default is _MISSING:
+            raise ModelError(f"{self.where} lacks {' or '.join(names)}, which must be {kind}")
+        return default

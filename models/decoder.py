@@ -1,0 +1,241 @@
+"""Builds and runs any `DecoderSpec`: the one decoder of the zoo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from pagoda.hal.errors import ConfigError, ModelError
+from pagoda.hal.kernel import KernelRun
+from pagoda.hal.kv import LayerCache, LayerPages
+from pagoda.hal.table import KernelTable
+from pagoda.models.blocks.attention import AttentionBlock, Step
+from pagoda.models.blocks.feed_forward import MlpBlock, MoeBlock
+from pagoda.models.blocks.norm import NormBlock
+from pagoda.models.builder import Builder
+from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
+from pagoda.models.parallel.shard import Span
+from pagoda.models.rope import Rope, RopeTable
+from pagoda.models.spec import DecoderSpec, Embed, Head, Layer, Mlp, Moe, Residual
+from pagoda.ops.attention import PagedBatch
+
+
+class Stream:
+    """The residual stream: what was added last stays apart until it is read, so that addition and norm can be one kernel."""
+
+    __slots__ = ("_pending", "_total")
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._total = x
+        self._pending: torch.Tensor | None = None
+
+    def read(self, norm: NormBlock | None) -> torch.Tensor:
+        """The stream, normed."""
+        if self._pending is None:
+            return self._total if norm is None else norm(self._total)
+        pending, self._pending = self._pending, None
+        if norm is None:
+            self._total = self._total + pending
+            return self._total
+        normed, self._total = norm.add(pending, self._total)
+        return normed
+
+    def add(self, x: torch.Tensor) -> None:
+        self._pending = x if self._pending is None else self._pending + x
+
+    def snapshot(self) -> torch.Tensor:
+        """A copy of the stream as it is now."""
+        return self._total.clone() if self._pending is None else self._total + self._pending
+
+
+class LayerBlock:
+    """Two sublayers with their norms, joined to the stream by the layer's residual rule."""
+
+    def __init__(self, build: Builder, path: str, spec: Layer, width: int) -> None:
+        self._scale = spec.scale
+        self._parallel = spec.residual is Residual.PARALLEL
+        self._communicator = build.communicator
+        self.mixer = AttentionBlock(build, f"{path}.mixer", spec.mixer, width) if spec.mixer else None
+        self.feed_forward = _feed_forward(build, f"{path}.ff", spec.feed_forward, width)
+        self._mixer_in, self._mixer_out, self._ff_in, self._ff_out = (
+            build.norm(f"{path}.{name}", getattr(spec, name), width) for name in ("mixer_in", "mixer_out", "ff_in", "ff_out")
+        )
+
+    def __call__(self, stream: Stream, step: Step) -> None:
+        if self._parallel:
+            self._side_by_side(stream, step)
+            return
+        if self.mixer is not None:
+            stream.add(self._finish(self.mixer(stream.read(self._mixer_in), step), self._mixer_out))
+        if self.feed_forward is not None:
+            stream.add(self._finish(self.feed_forward(stream.read(self._ff_in)), self._ff_out))
+
+    def _side_by_side(self, stream: Stream, step: Step) -> None:
+        x = stream.read(self._mixer_in)
+        y = x if self._ff_in is None else stream.read(self._ff_in)
+        assert self.mixer is not None and self.feed_forward is not None
+        stream.add(self._finish(self.mixer(x, step) + self.feed_forward(y), self._mixer_out))
+
+    def _finish(self, x: torch.Tensor, norm: NormBlock | None) -> torch.Tensor:
+        if self._communicator is not None:
+            x = self._communicator.all_reduce(x)
+        if norm is not None:
+            x = norm(x)
+        return x if self._scale == 1.0 else x * self._scale
+
+
+class EmbedBlock:
+    """Token ids to the first hidden states."""
+
+    def __init__(self, build: Builder, spec: Embed, vocab: Span, width: int) -> None:
+        self._table = build.embedding("embed", vocab, width)
+        self._scale = _rounded(spec.scale, build.numerics.dtype) if spec.round_scale else spec.scale
+        self._offset = spec.positions.offset if spec.positions else 0
+        rows = Span.whole(spec.positions.rows) if spec.positions else None
+        self._positions = build.tensor("embed.positions", (rows, Span.whole(width)), "replicated") if rows else None
+        self._norm = build.norm("embed.norm", spec.norm, width)
+        self._communicator = build.communicator
+
+    def __call__(self, inputs: ModelInputs) -> torch.Tensor:
+        x = self._table(inputs.token_ids)
+        if self._communicator is not None:
+            x = self._communicator.all_reduce(x)
+        if inputs.embeddings is not None:
+            x = x.index_copy(0, inputs.embeddings[0], inputs.embeddings[1].to(x.dtype))
+        if self._scale != 1.0:
+            x = x * self._scale
+        if self._positions is not None:
+            x = x + F.embedding(inputs.positions + self._offset, self._positions)
+        return x if self._norm is None else self._norm(x)
+
+
+class HeadBlock:
+    """Last hidden states to logits."""
+
+    def __init__(self, build: Builder, spec: Head, vocab: Span, width: int) -> None:
+        self._spec = spec
+        self._vocab = vocab.total
+        self._padding = -(-vocab.total // build.shard.world) - len(vocab)
+        self._communicator = build.communicator
+        if spec.tied:
+            self._linear = build.tied_head("embed", vocab, width)
+        else:
+            self._linear = build.linear("", {"head": vocab}, Span.whole(width), "vocab", spec.bias)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden `[S, width]` → `[S, vocab]` float32."""
+        logits = self._linear(hidden)
+        if self._communicator is not None:
+            logits = self._communicator.all_gather(F.pad(logits, (0, self._padding)), dim=-1)[:, : self._vocab]
+        logits = logits.float()
+        if self._spec.scale != 1.0:
+            logits = logits * self._spec.scale
+        if self._spec.softcap is not None:
+            logits = torch.tanh(logits / self._spec.softcap) * self._spec.softcap
+        return logits
+
+
+class Decoder:
+    """A decoder on one rank; implements `models.model.Model`.
+
+    Args:
+        build: makes its blocks; a hollow one lists what they want and cannot run.
+    """
+
+    facts: ModelFacts
+
+    def __init__(self, spec: DecoderSpec, build: Builder) -> None:
+        self.spec = spec
+        self._table = build.table
+        vocab = build.shard.vocab(spec.vocab)
+        self._embed = EmbedBlock(build, spec.embed, vocab, spec.width)
+        self._layers = [LayerBlock(build, f"layers.{i}", layer, spec.width) for i, layer in enumerate(spec.layers)]
+        self._norm = build.norm("norm", spec.norm, spec.width)
+        self._head = HeadBlock(build, spec.head, vocab, spec.width)
+        self._ropes = {rope: RopeTable(rope, spec.max_positions, build.device) for rope in ropes_of(spec)} if build.loading else {}
+        self._planners: list[list[KernelRun]] = []
+
+    @property
+    def caches(self) -> tuple[LayerCache | None, ...]:
+        return tuple(layer.mixer.cache if layer.mixer else None for layer in self._layers)
+
+    def page_sizes(self) -> tuple[int, ...]:
+        """Tokens per page that every layer's attention kernel allows, in the device's order."""
+        table = self._kernels()
+        allowed = [layer.mixer.page_sizes(table) for layer in self._layers if layer.mixer]
+        sizes = tuple(size for size in table.info.limits.page_sizes if all(size in some for some in allowed))
+        if not sizes:
+            raise ModelError(f"no page size of {table.info.limits.page_sizes} has an attention kernel for every layer; see `pagoda plan`")
+        return sizes
+
+    def bind(self, pages: Sequence[LayerPages | None], group_of_layer: Sequence[int], page_sizes: Sequence[int]) -> None:
+        """Give each layer its pages, its cache group's index and tokens per page (`page_sizes[group]`). May be called again."""
+        self._planners = [[] for _ in page_sizes]
+        for layer, own, group in zip(self._layers, pages, group_of_layer, strict=True):
+            if layer.mixer is None:
+                continue
+            planners = self._planners[group]
+            layer.mixer.bind(self._kernels(), own, group, page_sizes[group], 0)
+            if layer.mixer.kernel not in planners:
+                planners.append(layer.mixer.kernel)
+            layer.mixer.bind(self._kernels(), own, group, page_sizes[group], planners.index(layer.mixer.kernel))
+
+    def plan(self, groups: tuple[PagedBatch, ...], buffers: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
+        """Per group, what each distinct attention kernel of its layers planned."""
+        old = buffers or tuple((None,) * len(planners) for planners in self._planners)
+        return tuple(
+            tuple(kernel.plan(batch, buffer) for kernel, buffer in zip(planners, own, strict=True))
+            for planners, batch, own in zip(self._planners, groups, old, strict=True)
+        )
+
+    def forward(self, inputs: ModelInputs) -> ModelOutput:
+        step = Step(inputs.groups, inputs.plans, self._rotations(inputs))
+        stream = Stream(self._embed(inputs))
+        taps: dict[int, torch.Tensor] = {}
+        for index, layer in enumerate(self._layers):
+            layer(stream, step)
+            if index in inputs.taps:
+                taps[index] = stream.snapshot()
+        return ModelOutput(stream.read(self._norm), tuple(taps[index] for index in inputs.taps))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head(hidden)
+
+    def _rotations(self, inputs: ModelInputs) -> dict[Rope, tuple[torch.Tensor, torch.Tensor]]:
+        by_length = any(rope.by_length for rope in self._ropes)
+        lengths = _token_lengths(inputs.groups[0], inputs.token_ids.shape[0]) if by_length else None
+        return {rope: table.at(inputs.positions, lengths) for rope, table in self._ropes.items()}
+
+    def _kernels(self) -> KernelTable:
+        if self._table is None:
+            raise ConfigError("this decoder was only described; load it with a kernel table to run it")
+        return self._table
+
+
+def ropes_of(spec: DecoderSpec) -> tuple[Rope, ...]:
+    """The distinct ropes of a spec, in order of first use."""
+    positions = (layer.mixer.position for layer in spec.layers if layer.mixer)
+    return tuple(dict.fromkeys(position for position in positions if isinstance(position, Rope)))
+
+
+def _feed_forward(build: Builder, path: str, spec: Mlp | Moe | None, width: int) -> MlpBlock | MoeBlock | None:
+    match spec:
+        case None:
+            return None
+        case Mlp():
+            return MlpBlock(build, path, spec, width)
+        case Moe():
+            return MoeBlock(build, path, spec, width)
+
+
+def _token_lengths(batch: PagedBatch, tokens: int) -> torch.Tensor:
+    token = torch.arange(tokens, device=batch.seq_lens.device, dtype=torch.int32)
+    request = torch.searchsorted(batch.query_start[1:].contiguous(), token, right=True)
+    return batch.seq_lens[request.clamp(max=batch.seq_lens.shape[0] - 1)]
+
+
+def _rounded(scale: float, dtype: str) -> float:
+    return float(torch.tensor(scale, dtype=getattr(torch, dtype)))

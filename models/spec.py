@@ -1,0 +1,183 @@
+"""A decoder as data: frozen records that a family makes of a checkpoint's configuration and `models.decoder` builds and runs.
+
+A layer holds one mixer value and one feed-forward value, each its own record: a new architecture adds a record or a value, never a flag that
+every other layer has to know. Records are equal when they mean the same, so that equal layers share kernels and cache groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from pagoda.models.rope import Rope
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Normalise over the width it is used at. `offset` is added to the weight (1 for Gemma's 1 + w)."""
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    offset: float = 0.0
+    weight: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a query sees: the last `size` tokens (sliding), or those of its own chunk of `size` (chunked)."""
+
+    kind: Literal["sliding", "chunked"]
+    size: int
+
+
+@dataclass(frozen=True)
+class Alibi:
+    """Linear biases (arXiv:2108.12409): a slope per head instead of a position encoding. `max_bias` sets the steepest."""
+
+    max_bias: float = 8.0
+
+
+@dataclass(frozen=True)
+class QkNorm:
+    """Norms of q and k, each head by itself or over the full width of all heads; before or after the rotation."""
+
+    norm: Norm
+    extent: Literal["head", "full"] = "head"
+    after_rope: bool = False
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention.
+
+    Attributes:
+        heads, kv_heads, head_dim: geometry of the whole model, not of a rank.
+        scale: multiplies q·k.
+        position: None means that this layer knows no positions.
+        softcap: of the attention logits.
+        sinks: a learned logit per head joins the softmax.
+        qkv_bias, out_bias: projections have biases.
+        clip: q, k and v are clamped to ± clip.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    position: Rope | Alibi | None = None
+    window: Window | None = None
+    qk_norm: QkNorm | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    clip: float | None = None
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """A dense feed-forward: gated (`down(act(gate) · up)`) or plain (`down(act(up))`). `limit` clamps gate and up before use."""
+
+    hidden: int
+    activation: str
+    gated: bool = True
+    up_bias: bool = False
+    down_bias: bool = False
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Router:
+    """How a token's experts are chosen and weighted; fields as in `ops.moe.RouteFacts`. `bias`: of the router's own projection."""
+
+    score: Literal["softmax", "softmax_after", "sigmoid"] = "softmax"
+    renormalize: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+    correction: bool = False
+    bias: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Moe:
+    """Routed experts, `top_k` of `experts` per token; `shared` runs for every token, its output gated by a sigmoid where `shared_gate`."""
+
+    experts: int
+    top_k: int
+    hidden: int
+    router: Router
+    activation: str = "silu"
+    shared: Mlp | None = None
+    shared_gate: bool = False
+    bias: bool = False
+    scale_input: bool = False
+
+
+class Residual(Enum):
+    """How the sublayers join the residual stream.
+
+    SEQUENTIAL: each adds its output before the next begins. PARALLEL: both read the stream as it came in and add together; a layer
+    without `ff_in` shares the mixer's norm.
+    """
+
+    SEQUENTIAL = "sequential"
+    PARALLEL = "parallel"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Two sublayers with a norm before (`_in`) and after (`_out`) each, where not None; outputs are multiplied by `scale`."""
+
+    mixer: Attention | None
+    feed_forward: Mlp | Moe | None
+    mixer_in: Norm | None = None
+    mixer_out: Norm | None = None
+    ff_in: Norm | None = None
+    ff_out: Norm | None = None
+    residual: Residual = Residual.SEQUENTIAL
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Learned absolute positions: row `position + offset` of a table of `rows`."""
+
+    rows: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Embed:
+    """The way in: looked-up rows · scale (rounded to the computing dtype where `round_scale`), plus positions, then a norm."""
+
+    scale: float = 1.0
+    round_scale: bool = False
+    positions: Learned | None = None
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True)
+class Head:
+    """The way out: logits · scale, then capped. `tied`: the embedding's own table."""
+
+    tied: bool
+    scale: float = 1.0
+    softcap: float | None = None
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """A whole text decoder. `norm`: after the last layer. `max_positions`: longest sequence that its positions allow."""
+
+    vocab: int
+    width: int
+    layers: tuple[Layer, ...]
+    norm: Norm | None
+    embed: Embed
+    head: Head
+    max_positions: int
