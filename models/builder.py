@@ -101,14 +101,15 @@ class Builder:
         return self.format.plain(self.stored[path], dtype, index).to(self.device)
 
     def linear(self, path: str, parts: Mapping[str, Span], columns: Span, role: Role, bias: bool = False) -> Linear:
-        """`path.q`, `path.k`, … stacked along their outputs, in order."""
+        """`path.q`, `path.k`, … stacked along their outputs, in order; an empty `path` means the root."""
+        prefix = f"{path}." if path else ""
         for name, rows in parts.items():
-            self._want(f"{path}.{name}.weight", (rows.total, columns.total), role, formatted=True)
+            self._want(f"{prefix}{name}.weight", (rows.total, columns.total), role, formatted=True)
             if bias:
-                self._want(f"{path}.{name}.bias", (rows.total,), "replicated" if role == "row" else role)
+                self._want(f"{prefix}{name}.bias", (rows.total,), "replicated" if role == "row" else role)
         adds = bias and (role != "row" or self.shard.rank == 0)
-        made = tuple(LinearPart(name, rows.part, self._tensors_of(f"{path}.{name}", adds)) for name, rows in parts.items())
-        use = LinearUse(f"{path}.{'_'.join(parts)}", self.numerics.dtype, columns.part, made, adds)
+        made = tuple(LinearPart(name, rows.part, self._tensors_of(f"{prefix}{name}", adds)) for name, rows in parts.items())
+        use = LinearUse(f"{prefix}{'_'.join(parts)}", self.numerics.dtype, columns.part, made, adds)
         return Linear([self._piece(piece) for piece in self.format.linear(use)])
 
     def experts(self, path: str, facts: MoeMlpFacts, experts: Span, hidden: Span) -> tuple[KernelRun, Any]:

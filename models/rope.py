@@ -38,6 +38,15 @@ class YarnScaling:
     truncate: bool = True
 
 
+def yarn_attention_factor(factor: float, mscale: float | None = None, all_dim: float | None = None) -> float:
+    """What multiplies cos and sin where the configuration does not say: 0.1 · ln(factor) + 1, or DeepSeek's quotient of two such."""
+
+    def scaled(by: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
+
+    return scaled(mscale) / scaled(all_dim) if mscale and all_dim else scaled(1.0)
+
+
 @dataclass(frozen=True)
 class Llama3Scaling:
     """Llama 3.1: wavelengths above `original / low` are stretched by `factor`, those below `original / high` kept."""
@@ -56,6 +65,11 @@ class LongRopeScaling:
     long: tuple[float, ...]
     original: int
     attention_factor: float
+
+    @staticmethod
+    def default_factor(factor: float, original: int) -> float:
+        """What multiplies cos and sin where the configuration does not say."""
+        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 Scaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongRopeScaling

@@ -1,0 +1,178 @@
+"""What most families share: reading of ropes, windows and activations, and the tensor names of the Llama line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagoda.hal.errors import ModelError
+from pagoda.models.checkpoint import Drop, Rename, Rule
+from pagoda.models.config import Config
+from pagoda.models.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    RopeStyle,
+    Scaling,
+    YarnScaling,
+    yarn_attention_factor,
+)
+from pagoda.models.spec import Norm, Window
+
+ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "relu": "relu", "relu2": "relu2", "quick_gelu": "quick_gelu", "tanh": "tanh",
+}  # fmt: skip
+
+
+def activation(config: Config, *names: str, default: str | None = None) -> str:
+    """The activation named in the configuration, in our own word."""
+    found = config.text(*names) if default is None else config.text(*names, default=default)
+    if found not in ACTIVATIONS:
+        raise ModelError(f"{config.where}: {names[0]}={found!r} is not implemented; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[found]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Head geometry as most configurations spell it."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def read(cls, config: Config, width: int) -> Heads:
+        heads = config.integer("num_attention_heads")
+        return cls(heads, config.integer("num_key_value_heads", default=heads), config.integer("head_dim", default=width // heads))
+
+    @property
+    def q(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+def rms(config: Config, default: float = 1e-6, offset: float = 0.0) -> Norm:
+    return Norm("rms", config.number("rms_norm_eps", default=default), offset=offset)
+
+
+def rope(config: Config, head_dim: int, style: RopeStyle = "neox", part: str | None = None, theta: float = 10000.0) -> Rope:
+    """The rotary parameters in either spelling: `rope_parameters` (of layer type `part`, where they differ), or `rope_theta` and `rope_scaling`."""
+    values = config.child("rope_parameters")
+    if values is not None and part is not None and values.has(part):
+        values = values.child(part)
+    if values is None:
+        values = Config({}, config.where)
+    scaling = values if values.has("rope_type") or values.has("type") else config.child("rope_scaling")
+    config.ignore("rope_scaling")
+    base = values.number("rope_theta", default=None) or config.number("rope_theta", default=theta)
+    fraction = values.number("partial_rotary_factor", default=None) or config.number("partial_rotary_factor", default=1.0)
+    config.ignore("rope_theta", "partial_rotary_factor")
+    return Rope(base, int(head_dim * fraction), style, _scaling(config, scaling))
+
+
+def _scaling(config: Config, values: Config | None) -> Scaling | None:
+    if values is None:
+        return None
+    values.ignore("rope_theta", "partial_rotary_factor", "type")
+    kind = values.text("rope_type", "type", default="default")
+    reader = _SCALINGS.get(kind)
+    if reader is None:
+        raise ModelError(f"{values.where}: rope_type={kind!r} is not implemented; known: {', '.join(_SCALINGS)}")
+    return reader(config, values)
+
+
+def _no_scaling(config: Config, values: Config) -> None:
+    # A default rope may still carry the keys of a scaling that it does not use.
+    values.ignore("factor", "original_max_position_embeddings", "attention_factor")
+
+
+def _linear(config: Config, values: Config) -> LinearScaling:
+    return LinearScaling(values.number("factor"))
+
+
+def _dynamic(config: Config, values: Config) -> DynamicScaling:
+    values.ignore("original_max_position_embeddings")
+    return DynamicScaling(values.number("factor"), config.integer("max_position_embeddings"))
+
+
+def _yarn(config: Config, values: Config) -> YarnScaling:
+    longest = config.integer("max_position_embeddings")
+    original = values.integer("original_max_position_embeddings", default=longest)
+    factor = values.number("factor", default=longest / original)
+    given = values.number("attention_factor", default=None)
+    mscale, all_dim = values.number("mscale", default=None), values.number("mscale_all_dim", default=None)
+    return YarnScaling(
+        factor,
+        original,
+        given if given is not None else yarn_attention_factor(factor, mscale, all_dim),
+        values.number("beta_fast", default=32.0),
+        values.number("beta_slow", default=1.0),
+        values.flag("truncate", default=True),
+    )
+
+
+def _llama3(config: Config, values: Config) -> Llama3Scaling:
+    original = values.integer("original_max_position_embeddings", default=config.integer("max_position_embeddings"))
+    return Llama3Scaling(values.number("factor"), values.number("low_freq_factor"), values.number("high_freq_factor"), original)
+
+
+def _longrope(config: Config, values: Config) -> LongRopeScaling:
+    longest = config.integer("max_position_embeddings")
+    original = config.integer("original_max_position_embeddings", default=None)
+    original = values.integer("original_max_position_embeddings", default=original or longest)
+    factor = values.number("factor", default=longest / original)
+    given = values.number("attention_factor", default=None)
+    short, long = (values.list(f"{name}_factor", kind=(int, float)) for name in ("short", "long"))
+    return LongRopeScaling(short, long, original, given if given is not None else LongRopeScaling.default_factor(factor, original))
+
+
+_SCALINGS: Mapping[str, Any] = {
+    "default": _no_scaling, "linear": _linear, "dynamic": _dynamic, "yarn": _yarn, "llama3": _llama3, "longrope": _longrope, "su": _longrope,
+}  # fmt: skip
+
+
+def max_positions(config: Config, scaling: Scaling | None) -> int:
+    """Longest sequence: configurations of stretched ropes give the length before stretching, or after."""
+    longest = config.integer("max_position_embeddings")
+    match scaling:
+        case LinearScaling(factor) | DynamicScaling(factor=factor):
+            return int(longest * factor)
+        case YarnScaling(factor, original):
+            return max(longest, int(original * factor))
+        case _:
+            return longest
+
+
+def windows(config: Config, layers: int, sliding: int | None) -> tuple[Window | None, ...]:
+    """A window per layer from `layer_types`; without them every layer slides when `sliding` is given."""
+    window = Window("sliding", sliding) if sliding else None
+    types = config.list("layer_types", kind=str, default=("sliding_attention",) * layers)
+    if len(types) != layers:
+        raise ModelError(f"{config.where}: layer_types has {len(types)} entries for {layers} layers")
+    unknown = sorted(set(types) - {"sliding_attention", "full_attention"})
+    if unknown:
+        raise ModelError(f"{config.where}: layer_types holds {', '.join(unknown)}; this model type knows sliding_attention and full_attention")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def llama_rules(tied: bool, norms: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
+    """Names of the Llama line. `norms`: checkpoint's word → our slot, where they differ from pre-norms."""
+    slots = norms or {"input_layernorm": "mixer_in", "post_attention_layernorm": "ff_in"}
+    return (
+        Drop("{x*}.rotary_emb.inv_freq"),
+        *((Drop("lm_head.weight"),) if tied else (Rename("lm_head.{t}", "head.{t}"),)),
+        Rename("model.embed_tokens.{t}", "embed.{t}"),
+        Rename("model.norm.{t}", "norm.{t}"),
+        Rename("model.layers.{x*}", "layers.{x*}"),
+        Rename("layers.{i}.self_attn.{p}_proj.{t}", "layers.{i}.mixer.{p}.{t}"),
+        Rename("layers.{i}.self_attn.{n}_norm.{t}", "layers.{i}.mixer.{n}_norm.{t}"),
+        Rename("layers.{i}.mlp.{p}_proj.{t}", "layers.{i}.ff.{p}.{t}"),
+        *(Rename(f"layers.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in slots.items()),
+    )

@@ -1,0 +1,120 @@
+"""Gemma 1 to 3 (text): norms with 1 + w, scaled embeddings; from 2 on sandwich norms and windows, in 3 two thetas and norms of q and k."""
+
+from __future__ import annotations
+
+from pagoda.models.config import Config
+from pagoda.models.families.common import Heads, activation, llama_rules, rms, rope, windows
+from pagoda.models.families.gguf_names import gguf_rules_shifted
+from pagoda.models.family import Family
+from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, QkNorm, Window
+
+SANDWICH = {
+    "input_layernorm": "mixer_in",
+    "post_attention_layernorm": "mixer_out",
+    "pre_feedforward_layernorm": "ff_in",
+    "post_feedforward_layernorm": "ff_out",
+}
+
+
+def gemma(config: Config) -> DecoderSpec:
+    heads, norm = Heads.read(config, config.integer("hidden_size")), rms(config, offset=1.0)
+    config.require("use_bidirectional_attention", None, False)
+    bias = config.flag("attention_bias", default=False)
+    attention = Attention(
+        heads.heads, heads.kv_heads, heads.head_dim, heads.head_dim**-0.5, rope(config, heads.head_dim), qkv_bias=bias, out_bias=bias
+    )
+    # The first release said "gelu" and meant its tanh form.
+    ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_activation", "hidden_act").replace("gelu_tanh", "gelu") + "_tanh")
+    return _decoder(config, (Layer(attention, ff, mixer_in=norm, ff_in=norm),) * config.integer("num_hidden_layers"))
+
+
+def gemma2(config: Config) -> DecoderSpec:
+    position = rope(config, config.integer("head_dim"))
+    return _decoder(config, tuple(_layer(config, window, position, None) for window in _windows(config, period=2)))
+
+
+def gemma3(config: Config) -> DecoderSpec:
+    head_dim = config.integer("head_dim")
+    everywhere = rope(config, head_dim, part="full_attention", theta=1e6)
+    local = rope(_local(config), head_dim, part="sliding_attention")
+    config.ignore("rope_local_base_freq")
+    norm = QkNorm(rms(config, offset=1.0))
+    layers = (_layer(config, window, local if window else everywhere, norm) for window in _windows(config, period=6))
+    return _decoder(config, tuple(layers))
+
+
+def _layer(config: Config, window: Window | None, position: object, qk_norm: QkNorm | None) -> Layer:
+    heads, norm = Heads.read(config, config.integer("hidden_size")), rms(config, offset=1.0)
+    config.require("use_bidirectional_attention", None, False)
+    bias = config.flag("attention_bias", default=False)
+    attention = Attention(
+        heads.heads,
+        heads.kv_heads,
+        heads.head_dim,
+        config.number("query_pre_attn_scalar", default=heads.head_dim) ** -0.5,
+        position,
+        window,
+        qk_norm,
+        softcap=config.number("attn_logit_softcapping", default=None),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_activation", "hidden_act"))
+    return Layer(attention, ff, norm, norm, norm, norm)
+
+
+def _windows(config: Config, period: int) -> tuple[Window | None, ...]:
+    layers, size = config.integer("num_hidden_layers"), config.integer("sliding_window", default=None)
+    period = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=period)
+    if config.has("layer_types"):
+        return windows(config, layers, size)
+    return tuple(Window("sliding", size) if size and (i + 1) % period else None for i in range(layers))
+
+
+def _local(config: Config) -> Config:
+    """Sliding layers in the older spelling have a theta of their own and no scaling."""
+    if config.has("rope_parameters"):
+        return config
+    return Config({"rope_theta": config.number("rope_local_base_freq", default=10000.0)}, config.where)
+
+
+def _decoder(config: Config, layers: tuple[Layer, ...]) -> DecoderSpec:
+    width = config.integer("hidden_size")
+    return DecoderSpec(
+        vocab=config.integer("vocab_size"),
+        width=width,
+        layers=layers,
+        norm=rms(config, offset=1.0),
+        embed=Embed(scale=width**0.5, round_scale=True),
+        head=Head(config.flag("tie_word_embeddings", default=True), softcap=config.number("final_logit_softcapping", default=None)),
+        max_positions=config.integer("max_position_embeddings"),
+    )
+
+
+GEMMA = Family(
+    name="gemma",
+    architectures=("GemmaForCausalLM",),
+    model_types=("gemma",),
+    spec=gemma,
+    rules=lambda spec: llama_rules(spec.head.tied),
+    gguf=gguf_rules_shifted,
+    gguf_names=("gemma",),
+)
+GEMMA2 = Family(
+    name="gemma2",
+    architectures=("Gemma2ForCausalLM",),
+    model_types=("gemma2",),
+    spec=gemma2,
+    rules=lambda spec: llama_rules(spec.head.tied, SANDWICH),
+    gguf=gguf_rules_shifted,
+    gguf_names=("gemma2",),
+)
+GEMMA3 = Family(
+    name="gemma3",
+    architectures=("Gemma3ForCausalLM",),
+    model_types=("gemma3_text",),
+    spec=gemma3,
+    rules=lambda spec: llama_rules(spec.head.tied, SANDWICH),
+    gguf=gguf_rules_shifted,
+    gguf_names=("gemma3",),
+)

@@ -1,0 +1,36 @@
+"""SmolLM 3: Llama with layers that know no positions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pagoda.models.config import Config
+from pagoda.models.families import llama
+from pagoda.models.families.common import llama_rules
+from pagoda.models.families.gguf_names import gguf_rules_permuted
+from pagoda.models.families.qwen import qwen_windows
+from pagoda.models.family import Family
+from pagoda.models.spec import DecoderSpec, Head
+
+
+def spec(config: Config) -> DecoderSpec:
+    plain = llama.spec(config)
+    layers = len(plain.layers)
+    interval = config.integer("no_rope_layer_interval", default=4)
+    rotated = config.list("no_rope_layers", kind=int, default=tuple(int((i + 1) % interval != 0) for i in range(layers)))
+    changed = (
+        replace(layer, mixer=replace(layer.mixer, window=window, position=layer.mixer.position if has_rope else None))
+        for layer, window, has_rope in zip(plain.layers, qwen_windows(config), rotated, strict=True)
+    )
+    return replace(plain, layers=tuple(changed), head=Head(tied=config.flag("tie_word_embeddings", default=True)))
+
+
+SMOLLM3 = Family(
+    name="smollm3",
+    architectures=("SmolLM3ForCausalLM",),
+    model_types=("smollm3",),
+    spec=spec,
+    rules=lambda spec: llama_rules(spec.head.tied),
+    gguf=gguf_rules_permuted,
+    gguf_names=("smollm3",),
+)

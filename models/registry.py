@@ -1,0 +1,44 @@
+"""Which family serves a configuration: by architecture name, then by model type; strangers join through the entry-point group `pagoda.models`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from pagoda.hal.errors import ModelError
+from pagoda.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from pagoda.models.families.gpt2 import GPT2
+from pagoda.models.families.llama import LLAMA
+from pagoda.models.families.mixtral import MIXTRAL
+from pagoda.models.families.phi3 import PHI3
+from pagoda.models.families.qwen import QWEN2, QWEN3
+from pagoda.models.families.smollm3 import SMOLLM3
+from pagoda.models.family import Family
+
+GROUP = "pagoda.models"
+
+BUILT_IN = (LLAMA, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3, PHI3, GPT2, MIXTRAL)
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Every family here, plugins' first: each entry point is a callable that returns families."""
+    return (*(family for point in entry_points(group=GROUP) for family in point.load()()), *BUILT_IN)
+
+
+def find_family(config: Mapping[str, Any]) -> Family:
+    """The family of a config.json. Raises `ModelError` naming what it asks for and what is here."""
+    architectures, model_type = tuple(config.get("architectures") or ()), config.get("model_type")
+    for name in architectures:
+        for family in families():
+            if name in family.architectures:
+                return family
+    if not architectures:
+        for family in families():
+            if model_type in family.model_types:
+                return family
+    known = ", ".join(sorted(name for family in families() for name in family.architectures))
+    asked = ", ".join(architectures) or f"model_type {model_type!r}"
+    raise ModelError(f"no model family serves {asked}; there are {known}; a plugin can add one under the entry-point group {GROUP}")

@@ -1,0 +1,213 @@
+"""Stored tensors made of other stored tensors: parts, joins, stacks, permutations. Nothing is read before `read`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from pagoda.hal.errors import CheckpointError
+from pagoda.quant.format import StoredTensor
+
+Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """The same tensor under another name."""
+
+    name: str
+    base: StoredTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.base.dtype
+
+    def read(self, index: Index = ()) -> torch.Tensor:
+        return self.base.read(index)
+
+
+@dataclass(frozen=True)
+class Part:
+    """`base[start:stop]` along `dim`."""
+
+    name: str
+    base: StoredTensor
+    dim: int
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return _replaced(self.base.shape, self.dim, self.stop - self.start)
+
+    @property
+    def dtype(self) -> str:
+        return self.base.dtype
+
+    def read(self, index: Index = ()) -> torch.Tensor:
+        full = _full(index, self.shape)
+        start, stop = full[self.dim]
+        full[self.dim] = (start + self.start, stop + self.start)
+        return self.base.read(tuple(slice(*bounds) for bounds in full))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """`bases` one after the other along `dim`."""
+
+    name: str
+    bases: tuple[StoredTensor, ...]
+    dim: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return _replaced(self.bases[0].shape, self.dim, sum(base.shape[self.dim] for base in self.bases))
+
+    @property
+    def dtype(self) -> str:
+        return _same_dtype(self.name, self.bases)
+
+    def read(self, index: Index = ()) -> torch.Tensor:
+        full, offset, pieces = _full(index, self.shape), 0, []
+        first, last = full[self.dim]
+        for base in self.bases:
+            size = base.shape[self.dim]
+            start, stop = max(first - offset, 0), min(last - offset, size)
+            if start < stop or not pieces and offset + size >= last:
+                full[self.dim] = (start, max(start, stop))
+                pieces.append(base.read(tuple(slice(*bounds) for bounds in full)))
+            offset += size
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=self.dim)
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """`bases` along a new first dimension."""
+
+    name: str
+    bases: tuple[StoredTensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.bases), *self.bases[0].shape)
+
+    @property
+    def dtype(self) -> str:
+        return _same_dtype(self.name, self.bases)
+
+    def read(self, index: Index = ()) -> torch.Tensor:
+        chosen = self.bases[index[0]] if index else self.bases
+        return torch.stack([base.read(tuple(index[1:])) for base in chosen])
+
+
+@dataclass(frozen=True)
+class Unstacked:
+    """`base[place]`."""
+
+    name: str
+    base: StoredTensor
+    place: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape[1:]
+
+    @property
+    def dtype(self) -> str:
+        return self.base.dtype
+
+    def read(self, index: Index = ()) -> torch.Tensor:
+        return self.base.read((slice(self.place, self.place + 1), *index))[0]
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """The last two dimensions exchanged."""
+
+    name: str
+    base: StoredTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *outer, rows, columns = self.base.shape
+        return (*outer, columns, rows)
+
+    @property
+    def dtype(self) -> str:
+        return self.base.dtype
+
+    def read(self, index: Index = ()) -> torch.Tensor:
+        if not hasattr(torch, self.dtype):
+            raise CheckpointError(f"{self.name} is stored transposed in blocks of {self.dtype}, which cannot be turned; use an unquantised checkpoint")
+        full = _full(index, self.shape)
+        full[-1], full[-2] = full[-2], full[-1]
+        return self.base.read(tuple(slice(*bounds) for bounds in full)).transpose(-1, -2)
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """Rows (dimension 0) seen as `view`, its axes exchanged to `order`, and flattened again."""
+
+    name: str
+    base: StoredTensor
+    view: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if prod(self.view) != self.base.shape[0]:
+            raise CheckpointError(f"{self.name}: {self.base.shape[0]} rows are stored, {prod(self.view)} = {self.view} were expected")
+        return self.base.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.base.dtype
+
+    def read(self, index: Index = ()) -> torch.Tensor:
+        rows = torch.arange(self.shape[0]).view(self.view).permute(self.order).reshape(-1)
+        wanted = rows[index[0]] if index else rows
+        start, stop = (int(wanted.min()), int(wanted.max()) + 1) if len(wanted) else (0, 0)
+        return self.base.read((slice(start, stop), *index[1:]))[wanted - start]
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """`base + value`."""
+
+    name: str
+    base: StoredTensor
+    value: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.base.dtype
+
+    def read(self, index: Index = ()) -> torch.Tensor:
+        return self.base.read(index) + self.value
+
+
+def _full(index: Index, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    padded = (*index, *(slice(None),) * (len(shape) - len(index)))
+    return [part.indices(size)[:2] for part, size in zip(padded, shape, strict=True)]
+
+
+def _replaced(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def _same_dtype(name: str, bases: Sequence[StoredTensor]) -> str:
+    dtypes = sorted({base.dtype for base in bases})
+    if len(dtypes) > 1:
+        raise CheckpointError(f"{name} is made of tensors stored in different formats ({', '.join(dtypes)}), which cannot be joined")
+    return dtypes[0]
