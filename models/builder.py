@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 
 from pagoda.hal.comm import Communicator
+from pagoda.hal.device import Device
 from pagoda.hal.kernel import Facts, KernelRun
 from pagoda.hal.kv import DTYPE_BYTES
+from pagoda.hal.memory import MemoryKind
 from pagoda.hal.table import KernelTable
 from pagoda.models.blocks.linear import Embedding, Linear
 from pagoda.models.blocks.norm import NormBlock
@@ -67,7 +70,7 @@ class Builder:
         format: Format,
         stored: Mapping[str, StoredTensor] | None = None,
         table: KernelTable | None = None,
-        device: torch.device | None = None,
+        device: Device | None = None,
         communicator: Communicator | None = None,
     ) -> None:
         self.numerics = numerics
@@ -80,6 +83,9 @@ class Builder:
         self.parameters: dict[str, Parameter] = {}
         self.uses: list[tuple[str, Facts]] = []
         self.nbytes = 0
+        self._refill: list[Callable[[], None]] = []
+        self._table_rows: torch.Tensor | None = None
+        self._table_bytes = 0.0
 
     @property
     def loading(self) -> bool:
@@ -94,11 +100,18 @@ class Builder:
         """This rank's part of a plain tensor, on the device."""
         self._want(path, tuple(span.total for span in spans), role)
         dtype = dtype or self.numerics.dtype
-        self.nbytes += DTYPE_BYTES[dtype] * _product(len(span) for span in spans)
+        self.nbytes += DTYPE_BYTES[dtype] * prod(len(span) for span in spans)
         if not self.loading:
             return None
-        index = tuple(span.index for span in spans)
-        return self.format.plain(self.stored[path], dtype, index).to(self.device)
+        stored, index = self.stored[path], tuple(span.index for span in spans)
+        tensor = self._place(self.format.plain(stored, dtype, index))
+        self._refill.append(lambda: tensor.copy_(self.format.plain(stored, dtype, index)))
+        return tensor
+
+    def refill(self) -> None:
+        """Read all weights again into the places that they have (after their memory was released, or the source changed)."""
+        for fill in self._refill:
+            fill()
 
     def linear(self, path: str, parts: Mapping[str, Span], columns: Span, role: Role, bias: bool = False) -> Linear:
         """`path.q`, `path.k`, … stacked along their outputs, in order; an empty `path` means the root."""
@@ -125,15 +138,19 @@ class Builder:
         self._want(f"{path}.weight", (vocab.total, width), "vocab", formatted=True)
         rows = -(-vocab.total // self.shard.world)
         facts = EmbeddingFacts(self.numerics.dtype, rows, width, self.shard.rank * rows, self.shard.world > 1)
-        return Embedding(*self._piece(self.format.embedding(EmbeddingUse(path, facts, vocab.part, self._tensors_of(path, False)))))
+        use = self.format.embedding(EmbeddingUse(path, facts, vocab.part, self._tensors_of(path, False)))
+        tensors = self._load(use)
+        self._table_bytes, self._table_rows = use.nbytes / rows, tensors.get("weight")
+        return Embedding(*self._packed(use, tensors))
 
     def tied_head(self, path: str, vocab: Span, width: int) -> Linear:
-        """A head that multiplies by the embedding's table at `path`; its bytes are counted there unless it needs its own form."""
+        """A head that multiplies by the embedding's table at `path`: the same tensor where both are stored alike."""
         part = LinearPart("head", vocab.part, self._tensors_of(path, False))
-        counted = self.nbytes
-        head = Linear([self._piece(piece) for piece in self.format.linear(LinearUse("head", self.numerics.dtype, range(width), (part,)))])
-        self.nbytes = counted
-        return head
+        uses = self.format.linear(LinearUse("head", self.numerics.dtype, range(width), (part,)))
+        if len(uses) > 1 or uses[0].nbytes != self._table_bytes * len(vocab):
+            return Linear([self._piece(use) for use in uses])
+        shared = {"weight": self._table_rows[: len(vocab)]} if self._table_rows is not None else {}
+        return Linear([self._packed(uses[0], shared, refill=False)])
 
     def norm(self, path: str, norm: Norm | None, width: int, role: Role = "replicated") -> NormBlock | None:
         if norm is None:
@@ -146,11 +163,29 @@ class Builder:
         return NormBlock(plain, fused, tensors) if self.loading else NormBlock.hollow()
 
     def _piece(self, use: FormatUse) -> tuple[KernelRun, Any]:
+        return self._packed(use, self._load(use))
+
+    def _load(self, use: FormatUse) -> dict[str, torch.Tensor]:
         self.nbytes += use.nbytes
+        return {name: self._place(tensor) for name, tensor in use.load().items()} if self.loading else {}
+
+    def _packed(self, use: FormatUse, tensors: Mapping[str, torch.Tensor], refill: bool = True) -> tuple[KernelRun, Any]:
         kernel = self.kernel(use.op, use.facts)
         if not self.loading:
             return kernel, None
-        return kernel, kernel.pack({name: tensor.to(self.device) for name, tensor in use.load().items()})
+        packed = kernel.pack(tensors)
+        if refill:
+            self._refill.append(lambda: kernel.pack({name: tensor.to(self.torch_device) for name, tensor in use.load().items()}, packed))
+        return kernel, packed
+
+    @property
+    def torch_device(self) -> torch.device:
+        assert self.device is not None
+        return self.device.torch_device
+
+    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert self.device is not None
+        return self.device.memory.alloc(MemoryKind.WEIGHTS, tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
     def _tensors_of(self, path: str, bias: bool) -> dict[str, StoredTensor]:
         names = (*self.format.names_of(path), *(("bias",) if bias else ()))
@@ -159,9 +194,3 @@ class Builder:
     def _want(self, path: str, shape: tuple[int, ...], role: Role, formatted: bool = False) -> None:
         self.parameters[path] = Parameter(path, shape, role, formatted)
 
-
-def _product(numbers: Any) -> int:
-    total = 1
-    for number in numbers:
-        total *= number
-    return total

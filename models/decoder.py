@@ -145,17 +145,18 @@ class Decoder:
         build: makes its blocks; a hollow one lists what they want and cannot run.
     """
 
-    facts: ModelFacts
-
-    def __init__(self, spec: DecoderSpec, build: Builder) -> None:
+    def __init__(self, spec: DecoderSpec, build: Builder, facts: ModelFacts | None = None) -> None:
         self.spec = spec
+        if facts is not None:
+            self.facts = facts
+        self.refill = build.refill
         self._table = build.table
         vocab = build.shard.vocab(spec.vocab)
         self._embed = EmbedBlock(build, spec.embed, vocab, spec.width)
         self._layers = [LayerBlock(build, f"layers.{i}", layer, spec.width) for i, layer in enumerate(spec.layers)]
         self._norm = build.norm("norm", spec.norm, spec.width)
         self._head = HeadBlock(build, spec.head, vocab, spec.width)
-        self._ropes = {rope: RopeTable(rope, spec.max_positions, build.device) for rope in ropes_of(spec)} if build.loading else {}
+        self._ropes = {rope: RopeTable(rope, spec.max_positions, build.torch_device) for rope in ropes_of(spec)} if build.loading else {}
         self._planners: list[list[KernelRun]] = []
 
     @property

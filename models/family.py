@@ -21,8 +21,7 @@ class Family:
         architectures: class names of config.json's `architectures`.
         model_types: values of `model_type`, for configurations without architectures.
         spec: reads the configuration. Every key must be read or be known to be harmless.
-        rules: from transformers' tensor names to ours.
-        gguf: from llama.cpp's tensor names to ours, and the `general.architecture` values that it serves.
+        rules: from transformers' tensor names to ours. GGUF files come through them too: their source speaks transformers' names.
     """
 
     name: str
@@ -30,5 +29,3 @@ class Family:
     model_types: tuple[str, ...]
     spec: Callable[[Config], DecoderSpec]
     rules: Rules
-    gguf: Rules | None = None
-    gguf_names: tuple[str, ...] = ()

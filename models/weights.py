@@ -7,15 +7,15 @@ from typing import Literal, Protocol
 
 from pagoda.quant.format import StoredTensor
 
-Naming = Literal["hf", "gguf", "pagoda"]
-"""Whose tensor names a source speaks: the family's rules for that naming turn them into ours."""
+Naming = Literal["hf", "pagoda"]
+"""Whose tensor names a source speaks: transformers' (the family's rules turn them into ours; GGUF sources translate), or our own."""
 
 
 class WeightSource(Protocol):
     """The tensors of one checkpoint by name; nothing is read until a tensor's `read`.
 
     Attributes:
-        naming: "hf", "gguf", or "pagoda" (our own parameter paths, no rules apply: dummy weights).
+        naming: "hf", or "pagoda" (our own parameter paths, no rules apply: dummy weights).
         tensors: every tensor of every shard.
     """
 

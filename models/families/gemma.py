@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pagoda.models.config import Config
 from pagoda.models.families.common import Heads, activation, llama_rules, rms, rope, windows
-from pagoda.models.families.gguf_names import gguf_rules_shifted
 from pagoda.models.family import Family
 from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, QkNorm, Window
 
@@ -97,8 +96,6 @@ GEMMA = Family(
     model_types=("gemma",),
     spec=gemma,
     rules=lambda spec: llama_rules(spec.head.tied),
-    gguf=gguf_rules_shifted,
-    gguf_names=("gemma",),
 )
 GEMMA2 = Family(
     name="gemma2",
@@ -106,8 +103,6 @@ GEMMA2 = Family(
     model_types=("gemma2",),
     spec=gemma2,
     rules=lambda spec: llama_rules(spec.head.tied, SANDWICH),
-    gguf=gguf_rules_shifted,
-    gguf_names=("gemma2",),
 )
 GEMMA3 = Family(
     name="gemma3",
@@ -115,6 +110,4 @@ GEMMA3 = Family(
     model_types=("gemma3_text",),
     spec=gemma3,
     rules=lambda spec: llama_rules(spec.head.tied, SANDWICH),
-    gguf=gguf_rules_shifted,
-    gguf_names=("gemma3",),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pagoda.models.config import Config
 from pagoda.models.families.common import Heads, activation, llama_rules, max_positions, rms, rope, windows
-from pagoda.models.families.gguf_names import gguf_rules_permuted
 from pagoda.models.family import Family
 from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Window
 
@@ -39,6 +38,4 @@ LLAMA = Family(
     model_types=("llama", "mistral"),
     spec=spec,
     rules=lambda spec: llama_rules(spec.head.tied),
-    gguf=gguf_rules_permuted,
-    gguf_names=("llama",),
 )

@@ -8,7 +8,6 @@ from pagoda.models.checkpoint import Rename, Rule, Stack
 from pagoda.models.config import Config
 from pagoda.models.families import llama
 from pagoda.models.families.common import llama_rules
-from pagoda.models.families.gguf_names import gguf_rules_permuted
 from pagoda.models.family import Family
 from pagoda.models.spec import DecoderSpec, Mlp, Moe, Router
 
@@ -42,5 +41,4 @@ MIXTRAL = Family(
     model_types=("mixtral",),
     spec=spec,
     rules=rules,
-    gguf=gguf_rules_permuted,
 )

@@ -6,7 +6,6 @@ from pagoda.models.checkpoint import Rule, Split
 from pagoda.models.config import Config
 from pagoda.models.families import llama
 from pagoda.models.families.common import llama_rules
-from pagoda.models.families.gguf_names import gguf_rules
 from pagoda.models.family import Family
 from pagoda.models.spec import Attention, DecoderSpec
 
@@ -17,23 +16,16 @@ def spec(config: Config) -> DecoderSpec:
 
 
 def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*_fused(spec, "model.layers.{i}.self_attn.qkv_proj.{t}", "model.layers.{i}.mlp.gate_up_proj.{t}"), *llama_rules(spec.head.tied))
-
-
-def gguf(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*_fused(spec, "blk.{i}.attn_qkv.{t}", "blk.{i}.ffn_up.{t}"), *gguf_rules(spec))
-
-
-def _fused(spec: DecoderSpec, qkv: str, gate_up: str) -> tuple[Rule, ...]:
     attention = spec.layers[0].mixer
     assert isinstance(attention, Attention)
     q, kv = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     return (
-        Split(qkv, tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "qkv"), (q, kv, kv)),
-        Split(gate_up, tuple(f"layers.{{i}}.ff.{part}.{{t}}" for part in ("gate", "up"))),
+        Split("model.layers.{i}.self_attn.qkv_proj.{t}", tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "qkv"), (q, kv, kv)),
+        Split("model.layers.{i}.mlp.gate_up_proj.{t}", tuple(f"layers.{{i}}.ff.{part}.{{t}}" for part in ("gate", "up"))),
+        *llama_rules(spec.head.tied),
     )
 
 
 PHI3 = Family(
-    name="phi3", architectures=("Phi3ForCausalLM",), model_types=("phi3",), spec=spec, rules=rules, gguf=gguf, gguf_names=("phi3",)
+    name="phi3", architectures=("Phi3ForCausalLM",), model_types=("phi3",), spec=spec, rules=rules
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pagoda.models.config import Config
 from pagoda.models.families.common import Heads, activation, llama_rules, max_positions, rms, rope
-from pagoda.models.families.gguf_names import gguf_rules
 from pagoda.models.family import Family
 from pagoda.models.families.common import windows
 from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, QkNorm, Window
@@ -66,8 +65,6 @@ QWEN2 = Family(
     model_types=("qwen2",),
     spec=qwen2,
     rules=lambda spec: llama_rules(spec.head.tied),
-    gguf=gguf_rules,
-    gguf_names=("qwen2",),
 )
 QWEN3 = Family(
     name="qwen3",
@@ -75,6 +72,4 @@ QWEN3 = Family(
     model_types=("qwen3",),
     spec=qwen3,
     rules=lambda spec: llama_rules(spec.head.tied),
-    gguf=gguf_rules,
-    gguf_names=("qwen3",),
 )

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pagoda.models.config import Config
 from pagoda.models.families import llama
 from pagoda.models.families.common import llama_rules
-from pagoda.models.families.gguf_names import gguf_rules_permuted
 from pagoda.models.families.qwen import qwen_windows
 from pagoda.models.family import Family
 from pagoda.models.spec import DecoderSpec, Head
@@ -31,6 +30,4 @@ SMOLLM3 = Family(
     model_types=("smollm3",),
     spec=spec,
     rules=lambda spec: llama_rules(spec.head.tied),
-    gguf=gguf_rules_permuted,
-    gguf_names=("smollm3",),
 )

@@ -47,6 +47,8 @@ def safetensors_files(folder: Path) -> tuple[tuple[Path, ...], Path | None]:
         _refuse_missing(index, [path.name for path in files if not path.exists()])
         return files, index
     files = tuple(sorted(path for path in folder.glob("*.safetensors") if _is_weights(path)))
+    # Where the weights have their usual name, other files hold something else.
+    files = tuple(path for path in files if path.name.startswith("model")) or files
     _check_shard_numbers(folder, files)
     return files, None
 

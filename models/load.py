@@ -1,0 +1,231 @@
+"""From a checkpoint to a model: `open_checkpoint`, `describe` before any weight is read, `load_model`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagoda.hal.comm import Communicator
+from pagoda.hal.device import Device
+from pagoda.hal.errors import CheckpointError, ConfigError, KernelError, ModelError
+from pagoda.hal.kernel import Facts
+from pagoda.hal.kv import DTYPE_BYTES
+from pagoda.hal.table import KernelTable
+from pagoda.models.builder import Builder, Numerics, Parameter
+from pagoda.models.checkpoint import apply, check
+from pagoda.models.config import Config
+from pagoda.models.decoder import Decoder
+from pagoda.models.family import Family
+from pagoda.models.loading.dummy_source import DummySource
+from pagoda.models.loading.safetensors_source import SafetensorsSource, safetensors_files
+from pagoda.models.model import ModelFacts
+from pagoda.models.parallel.shard import Shard
+from pagoda.models.registry import find_family
+from pagoda.models.spec import DecoderSpec, Mlp
+from pagoda.models.weights import WeightSource
+from pagoda.quant.format import Format, StoredTensor
+from pagoda.quant.registry import format_for
+
+COMPUTE = ("bfloat16", "float16", "float32")
+"""Dtypes that a model may compute in, the first ones preferred where a checkpoint does not say."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's configuration, and how to open its weights.
+
+    Attributes:
+        config, generation_config: as in the JSON files (GGUF metadata is translated).
+        open: opens the weights; None for dummy weights.
+        where: for messages.
+    """
+
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    open: Callable[[], WeightSource] | None
+    where: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """All that is known of a model on one rank before its weights are read.
+
+    Attributes:
+        facts: what the engine asks. spec: the model as data. parameters: our tensor names. uses: primitives with their facts.
+        stored: the checkpoint's tensors under our names; empty when only the configuration is known.
+    """
+
+    facts: ModelFacts
+    spec: DecoderSpec
+    family: Family
+    numerics: Numerics
+    shard: Shard
+    format: Format
+    parameters: Mapping[str, Parameter]
+    uses: tuple[tuple[str, Facts], ...]
+    stored: Mapping[str, StoredTensor]
+
+
+def open_checkpoint(path: str | Path, load_format: str = "auto", overrides: Mapping[str, Any] | None = None) -> Checkpoint:
+    """Read the configuration of a local folder or GGUF file.
+
+    Raises `ConfigError` when there is nothing to read at `path`, `CheckpointError` when what is there is damaged.
+    """
+    path = Path(path)
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{path} holds no config.json and is no GGUF file; give a checkpoint folder, a GGUF file, or a name that `pagoda pull` knows")
+    config = {**_json(path / "config.json"), **(overrides or {})}
+    generation = _json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
+    open_source = None if load_format == "dummy" else lambda: SafetensorsSource(*safetensors_files(path))
+    return Checkpoint(config, generation, open_source, str(path))
+
+
+def describe(
+    checkpoint: Checkpoint | Mapping[str, Any],
+    *,
+    dtype: str = "auto",
+    kv_dtype: str = "auto",
+    dtypes: Iterable[str] = COMPUTE,
+    shard: Shard | None = None,
+    quantization: str | None = None,
+    table: KernelTable | None = None,
+) -> Description:
+    """Spec, facts and needs of a model on one rank. Reads names and shapes of the checkpoint's tensors, no weight.
+
+    Args:
+        checkpoint: opened, or a bare config.json mapping.
+        dtype, kv_dtype: dtype names, or "auto": the checkpoint's if the device has it (`dtypes`); the model's.
+        quantization: name of a number format; found from the checkpoint when None.
+        table: kernels of the device; given, every primitive is checked and `ModelError` names all that have no kernel.
+
+    Raises `ModelError` for an unknown architecture or unread keys, `ConfigError` for a split that does not divide,
+    `CheckpointError` naming every tensor that does not fit.
+    """
+    if not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint(checkpoint, {}, None, "config")
+    shard = shard or Shard()
+    family = find_family(checkpoint.config)
+    spec = read_spec(family, checkpoint.config)
+    computing = _dtype(checkpoint.config, dtype, tuple(dtypes))
+    numerics = Numerics(computing, computing if kv_dtype == "auto" else kv_dtype)
+    source = checkpoint.open() if checkpoint.open is not None else None
+    format = format_for(checkpoint.config, source.tensors if source else {}, quantization)
+    listed = Builder(numerics, Shard(), format_for({}, {}, "none"))
+    Decoder(spec, listed)
+    stored = _stored(source, family, spec, listed.parameters, format)
+    build = Builder(numerics, shard, format, stored, table)
+    hollow = Decoder(spec, build)
+    if table is not None:
+        _check_kernels(build.uses, table)
+    facts = _facts(checkpoint, spec, numerics, listed, build, hollow)
+    return Description(facts, spec, family, numerics, shard, format, build.parameters, tuple(build.uses), stored)
+
+
+def read_spec(family: Family, config: Mapping[str, Any]) -> DecoderSpec:
+    """The family's reading of a configuration. Raises `ModelError` naming keys that nobody read."""
+    reader = Config(config)
+    spec = family.spec(reader)
+    reader.finish()
+    return spec
+
+
+def load_model(description: Description, device: Device, table: KernelTable, communicator: Communicator | None = None, seed: int = 0) -> Decoder:
+    """Read, pack and place the weights of one rank. Without stored tensors the weights are random numbers drawn from `seed`.
+
+    Args:
+        communicator: of the tensor-parallel group; None for one rank.
+
+    Raises `CheckpointError` for damaged files, `CapacityError` when the device is too small.
+    """
+    stored: Mapping[str, StoredTensor] = description.stored
+    if not stored:
+        shapes = ((p.path, p.shape, description.numerics.dtype) for p in description.parameters.values())
+        stored = DummySource(shapes, seed).tensors
+    if description.shard.world == 1:
+        communicator = None
+    build = Builder(description.numerics, description.shard, description.format, stored, table, device, communicator)
+    return Decoder(description.spec, build, description.facts)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}; fetch it again") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, found {type(values).__name__}")
+    return values
+
+
+def _dtype(config: Mapping[str, Any], asked: str, available: tuple[str, ...]) -> str:
+    if asked != "auto":
+        return asked
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    fitting = [name for name in (stored, *COMPUTE) if name in COMPUTE and name in available]
+    return fitting[0] if fitting else "float32"
+
+
+def _stored(
+    source: WeightSource | None, family: Family, spec: DecoderSpec, parameters: Mapping[str, Parameter], format: Format
+) -> Mapping[str, StoredTensor]:
+    if source is None:
+        return {}
+    stored = apply(family.rules(spec), source.tensors) if source.naming == "hf" else dict(source.tensors)
+    check(stored, parameters, format)
+    return stored
+
+
+def _check_kernels(uses: Iterable[tuple[str, Facts]], table: KernelTable) -> None:
+    lacking = []
+    for op, facts in dict.fromkeys(uses):
+        try:
+            table.choose(op, facts)
+        except KernelError as error:
+            lacking.append(str(error))
+    if lacking:
+        raise ModelError("the device cannot run this model: " + "; ".join(lacking))
+
+
+def _facts(checkpoint: Checkpoint, spec: DecoderSpec, numerics: Numerics, listed: Builder, build: Builder, hollow: Decoder) -> ModelFacts:
+    counts = [_count(parameter) for parameter in listed.parameters.values()]
+    architectures = checkpoint.config.get("architectures") or (checkpoint.config.get("model_type", ""),)
+    return ModelFacts(
+        architecture=architectures[0],
+        vocab_size=spec.vocab,
+        width=spec.width,
+        max_positions=spec.max_positions,
+        caches=hollow.caches,
+        weight_bytes=build.nbytes,
+        work_bytes_per_token=_work_bytes(spec, build),
+        eos_ids=_eos(checkpoint),
+        parameters=sum(counts),
+    )
+
+
+def _count(parameter: Parameter) -> int:
+    total = 1
+    for size in parameter.shape:
+        total *= size
+    return total
+
+
+def _work_bytes(spec: DecoderSpec, build: Builder) -> int:
+    """The stream and its normed copy, and the widest of what one layer holds at once."""
+    widest = 0
+    for layer in spec.layers:
+        attention = (layer.mixer.heads * 2 + layer.mixer.kv_heads * 2) * layer.mixer.head_dim if layer.mixer else 0
+        hidden = layer.feed_forward.hidden if layer.feed_forward else 0
+        times = 3 if isinstance(layer.feed_forward, Mlp) else 3 * getattr(layer.feed_forward, "top_k", 0)
+        widest = max(widest, attention, hidden * times)
+    return DTYPE_BYTES[build.numerics.dtype] * (4 * spec.width + -(-widest // build.shard.world))
+
+
+def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:
+    found: list[int] = []
+    for config in (checkpoint.generation_config, checkpoint.config):
+        value = config.get("eos_token_id")
+        found += value if isinstance(value, list) else [value] if isinstance(value, int) else []
+    return tuple(dict.fromkeys(found))
