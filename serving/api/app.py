@@ -1,0 +1,104 @@
+"""The ASGI application: every endpoint, mounted over one `Service`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import pagoda
+from pagoda.hal.errors import NotFoundError, PagodaError, RequestError
+from pagoda.serving.api.body import BodyReader
+from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.errors import error_response
+from pagoda.serving.api.middleware import KeyMiddleware, RequestIdMiddleware
+from pagoda.serving.api.openai.chat import Chat
+from pagoda.serving.api.openai.completions import Completions
+from pagoda.serving.api.openai.models import Models
+from pagoda.serving.api.openai.tokens import Tokens
+from pagoda.serving.api.operations import Operations
+from pagoda.serving.api.service import Service
+
+
+def build_app(service: Service, settings: dict[str, Any] | None = None) -> Starlette:
+    """The application. `settings` is what `/server_info` shows of the configuration."""
+    bodies = BodyReader(service.config.max_request_bytes)
+    service.metrics.describe_cache(service.client.facts)
+    return Starlette(
+        routes=_openai_routes(service, bodies) + _operations_routes(Operations(service, pagoda.__version__, settings or {})),
+        middleware=_middleware(service.config),
+        exception_handlers={PagodaError: _ours, HTTPException: _http, ClientDisconnect: _gone, Exception: _bug},
+    )
+
+
+def _openai_routes(service: Service, bodies: BodyReader) -> list[Route]:
+    models, tokens = Models(service), Tokens(service, bodies)
+    return [
+        Route("/v1/completions", Completions(service, bodies).create, methods=["POST"]),
+        Route("/v1/chat/completions", Chat(service, bodies).create, methods=["POST"]),
+        Route("/v1/models", models.list),
+        Route("/v1/models/{name:path}", models.get),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+    ]
+
+
+def _operations_routes(operations: Operations) -> list[Route]:
+    return [
+        Route("/", operations.page),
+        Route("/health", operations.health),
+        Route("/ping", operations.health, methods=["GET", "POST"]),
+        Route("/version", operations.version),
+        Route("/load", operations.load),
+        Route("/metrics", operations.metrics),
+        Route("/stats", operations.stats),
+        Route("/server_info", operations.server_info),
+        Route("/reset_prefix_cache", operations.reset_prefix_cache, methods=["POST"]),
+    ]
+
+
+def _middleware(config: ServerConfig) -> list[Middleware]:
+    out = [Middleware(RequestIdMiddleware)]
+    if config.allowed_origins:
+        out.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(config.allowed_origins),
+                allow_methods=list(config.allowed_methods),
+                allow_headers=list(config.allowed_headers),
+                allow_credentials=config.allow_credentials,
+                expose_headers=["X-Request-Id"],
+            )
+        )
+    if config.api_key:
+        out.append(Middleware(KeyMiddleware, keys=config.api_key))
+    return out
+
+
+async def _ours(request: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = NotFoundError if error.status_code == 404 else RequestError
+    what = {404: "there is nothing at", 405: "this method is not allowed at"}.get(error.status_code, error.detail)
+    response = error_response(kind(f"{what} {request.method} {request.url.path}"))
+    response.status_code = error.status_code
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    # the server logs the traceback itself
+    return error_response(error)

@@ -1,0 +1,86 @@
+"""Request bodies: read with a limit, decoded, and turned into typed records with errors that name the field."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from pagoda.hal.errors import RequestError
+from pagoda.serving.api.errors import BodyTooLargeError, MediaTypeError
+
+log = logging.getLogger("pagoda.api")
+S = TypeVar("S", bound=msgspec.Struct)
+_AT = re.compile(r"^(?P<problem>.*?)(?: - at `(?:key` in `)?\$?\.?(?P<path>.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
+
+
+class BodyReader:
+    """Reads JSON bodies up to a limit; remembers which unknown fields it has already warned of."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._warned: set[str] = set()
+
+    async def read(self, request: Request, kind: type[S]) -> S:
+        """The body as a record. Raises `RequestError` (or a subclass) saying what is wrong where."""
+        media = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if media and media != "application/json":
+            raise MediaTypeError(f"the body is declared as {media!r}; send JSON with `Content-Type: application/json`")
+        return self.decode(await self._bytes(request), kind)
+
+    def decode(self, body: bytes, kind: type[S]) -> S:
+        raw = _json(body)
+        if not isinstance(raw, dict):
+            raise RequestError(f"the body is a JSON {type(raw).__name__}; it must be an object")
+        self._warn_of_unknown(raw, kind)
+        try:
+            return msgspec.convert(raw, kind, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise _field_error(str(error)) from None
+
+    async def _bytes(self, request: Request) -> bytes:
+        declared = request.headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > self._limit:
+            raise self._too_large(int(declared))
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > self._limit:
+                raise self._too_large(size)
+            parts.append(part)
+        return b"".join(parts)
+
+    def _too_large(self, size: int) -> BodyTooLargeError:
+        return BodyTooLargeError(f"the body has {size} bytes or more, the limit is {self._limit}; the flag is --max-request-bytes")
+
+    def _warn_of_unknown(self, raw: dict[str, Any], kind: type[msgspec.Struct]) -> None:
+        for name in raw.keys() - set(kind.__struct_fields__) - self._warned:
+            if len(self._warned) < 1000:
+                self._warned.add(name)
+                log.warning("%s: the field %.100r is unknown and ignored (said once)", kind.__name__, name)
+
+
+def _json(body: bytes) -> Any:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not UTF-8: byte {body[error.start]:#04x} at offset {error.start}") from None
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+
+
+def _field_error(text: str) -> RequestError:
+    match = _AT.match(text)
+    problem, path = (match["problem"], match["path"]) if match else (text, None)
+    if missing := _MISSING.search(problem):
+        name = f"{path}.{missing['name']}" if path else missing["name"]
+        return RequestError(f"{name} is missing; it is required", param=name, code="missing_field")
+    name = path or None
+    lead = f"{name}: " if name else ""
+    return RequestError(f"{lead}{problem[:1].lower()}{problem[1:]}", param=name, code="invalid_type")

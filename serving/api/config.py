@@ -1,0 +1,80 @@
+"""Everything the HTTP server is told, typed; the command line is generated from this dataclass."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pagoda.hal.errors import ConfigError
+from pagoda.serving.engine.config import Flag
+
+_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens", "max_request_bytes", "max_prompts")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Settings of one server. Field names are the flags of `vllm serve` with underscores."""
+
+    host: Annotated[str, Flag("Address to listen on.")] = "0.0.0.0"
+    port: Annotated[int, Flag("Port to listen on; 0 takes a free one.")] = 8000
+    uds: Annotated[str | None, Flag("Path of a Unix socket to listen on instead of host and port.")] = None
+    served_model_name: Annotated[
+        tuple[str, ...], Flag("Names that requests may use for the model; the first is the one in replies.", metavar="NAME")
+    ] = ()
+    api_key: Annotated[tuple[str, ...], Flag("Key that clients must send as a bearer token; several may be given.", metavar="KEY")] = ()
+    ssl_keyfile: Annotated[str | None, Flag("Private key of the TLS certificate.")] = None
+    ssl_certfile: Annotated[str | None, Flag("TLS certificate; turns HTTPS on.")] = None
+    ssl_ca_certs: Annotated[str | None, Flag("Certificates that clients' certificates are checked against.")] = None
+    ssl_cert_reqs: Annotated[int, Flag("Client certificates: 0 none, 1 optional, 2 required.")] = int(ssl.CERT_NONE)
+    root_path: Annotated[str, Flag("Path under which a proxy mounts the server.")] = ""
+    allowed_origins: Annotated[tuple[str, ...], Flag("Origins that browsers may call from; none turns CORS off.", metavar="ORIGIN")] = ()
+    allowed_methods: Annotated[tuple[str, ...], Flag("Methods that CORS allows.", metavar="METHOD")] = ("*",)
+    allowed_headers: Annotated[tuple[str, ...], Flag("Headers that CORS allows.", metavar="HEADER")] = ("*",)
+    allow_credentials: Annotated[bool, Flag("CORS allows credentials.")] = False
+    max_num_queued_reqs: Annotated[int | None, Flag("Requests that may wait for their first token; more get 503.")] = None
+    max_num_queued_tokens: Annotated[int | None, Flag("Prompt tokens that may wait for their first token; more get 503.")] = None
+    max_request_bytes: Annotated[int, Flag("Largest request body; above it 413.")] = 64 << 20
+    max_prompts: Annotated[int, Flag("Most prompts in one completions request.")] = 1024
+    chat_template: Annotated[str | None, Flag("File with a chat template, or the template itself, instead of the checkpoint's.")] = None
+    response_role: Annotated[str, Flag("Role of the answers to chat requests.")] = "assistant"
+    trust_request_chat_template: Annotated[bool, Flag("Let requests bring their own chat template.")] = False
+    return_tokens_as_token_ids: Annotated[bool, Flag("Name tokens in logprobs `token_id:N` instead of by their text.")] = False
+    enable_force_include_usage: Annotated[bool, Flag("Send usage at the end of every stream, asked for or not.")] = False
+    shutdown_timeout: Annotated[float, Flag("Seconds that running requests get to finish after SIGTERM.")] = 30.0
+    disable_access_log: Annotated[bool, Flag("Do not log a line for each request.", ("--disable-uvicorn-access-log",))] = False
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Flag("Least severe messages to log.", ("--uvicorn-log-level",))] = (
+        "info"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("served_model_name", "api_key", "allowed_origins", "allowed_methods", "allowed_headers"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port={self.port} is no TCP port: it must be from 0 to 65535")
+        for name in _LIMITS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1")
+        if self.shutdown_timeout < 0:
+            raise ConfigError(f"shutdown_timeout={self.shutdown_timeout} must not be negative")
+        if any(not key for key in self.api_key):
+            raise ConfigError("api_key is empty: give a key, or leave the flag out to let everybody in")
+        self._check_tls()
+
+    def _check_tls(self) -> None:
+        if self.ssl_cert_reqs not in (0, 1, 2):
+            raise ConfigError(f"ssl_cert_reqs={self.ssl_cert_reqs} must be 0 (none), 1 (optional) or 2 (required)")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ConfigError("ssl_keyfile is given without ssl_certfile: HTTPS needs both")
+        if self.ssl_cert_reqs and not self.ssl_ca_certs:
+            raise ConfigError(f"ssl_cert_reqs={self.ssl_cert_reqs} checks client certificates, which needs ssl_ca_certs")
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches the server (for a Unix socket, the host part is a placeholder)."""
+        scheme = "https" if self.ssl_certfile else "http"
+        if self.uds:
+            return f"{scheme}://localhost"
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, f"[{self.host}]" if ":" in self.host else self.host)
+        return f"{scheme}://{host}:{self.port}"

@@ -1,0 +1,94 @@
+"""Errors as clients see them: one table from Pagoda's error tree to HTTP status, and OpenAI's error object."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+from starlette.responses import Response
+
+from pagoda.hal.errors import CapacityError, EngineDeadError, NotFoundError, PagodaError, RequestError
+
+
+class OverloadedError(CapacityError):
+    """The queue is full; the client may try again later."""
+
+
+class DrainingError(PagodaError):
+    """The server is shutting down and takes no new requests."""
+
+
+class AuthenticationError(PagodaError):
+    """The request brings no key, or a wrong one."""
+
+
+class BodyTooLargeError(RequestError):
+    """The request body is above the server's limit."""
+
+
+class MediaTypeError(RequestError):
+    """The request body is not declared to be JSON."""
+
+
+class Answer(NamedTuple):
+    """HTTP status, and the protocol's `type` and default `code`."""
+
+    status: int
+    type: str
+    code: str | None = None
+
+
+STATUS: dict[type[BaseException], Answer] = {
+    BodyTooLargeError: Answer(413, "invalid_request_error", "request_too_large"),
+    MediaTypeError: Answer(415, "invalid_request_error", "unsupported_media_type"),
+    NotFoundError: Answer(404, "invalid_request_error", "not_found"),
+    RequestError: Answer(400, "invalid_request_error"),
+    AuthenticationError: Answer(401, "authentication_error", "invalid_api_key"),
+    OverloadedError: Answer(503, "overloaded_error", "queue_full"),
+    DrainingError: Answer(503, "service_unavailable_error", "shutting_down"),
+    EngineDeadError: Answer(503, "service_unavailable_error", "engine_dead"),
+    CapacityError: Answer(400, "invalid_request_error", "capacity_exceeded"),
+    PagodaError: Answer(500, "internal_error"),
+}
+
+
+class ErrorBody(msgspec.Struct):
+    """The `error` object of OpenAI's protocol."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(msgspec.Struct):
+    """What a failed request is answered with, and what a failing stream sends as its last event."""
+
+    error: ErrorBody
+
+
+def answer_for(error: BaseException) -> Answer:
+    """The row of the table for the error's nearest class; anything that is not ours is a 500."""
+    for kind in type(error).__mro__:
+        if kind in STATUS:
+            return STATUS[kind]
+    return Answer(500, "internal_error")
+
+
+def envelope(error: BaseException) -> ErrorEnvelope:
+    """The error object; the text of errors that are not ours stays in the log."""
+    answer = answer_for(error)
+    message = str(error) if isinstance(error, PagodaError) else "internal error; the server's log has the details"
+    param, code = getattr(error, "param", None), getattr(error, "code", None)
+    return ErrorEnvelope(ErrorBody(message, answer.type, param, code or answer.code))
+
+
+def error_response(error: BaseException) -> Response:
+    """The whole reply for a failed request."""
+    headers = {}
+    status = answer_for(error).status
+    if status == 503:
+        headers["Retry-After"] = "1"
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(msgspec.json.encode(envelope(error)), status, headers, "application/json")

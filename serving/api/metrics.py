@@ -1,0 +1,142 @@
+"""Prometheus metrics under vLLM's names, so that dashboards move without a change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats
+from pagoda.serving.frontend.output import TextDelta
+
+LABELS = ("model_name", "engine")
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+_FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000)
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("Time from arrival to the first token.", _SECONDS),
+    "inter_token_latency_seconds": ("Time between the tokens of a sequence.", _FAST),
+    "request_time_per_output_token_seconds": ("Mean time per token after the first, per request.", _FAST),
+    "e2e_request_latency_seconds": ("Time from arrival to the last token.", _SECONDS),
+    "request_prompt_tokens": ("Prompt tokens per request.", _TOKENS),
+    "request_generation_tokens": ("Generated tokens per request.", _TOKENS),
+    "request_params_n": ("The field n of requests.", (1, 2, 5, 10, 20)),
+    "request_params_max_tokens": ("The field max_tokens of requests.", _TOKENS),
+}
+_GAUGES = (
+    ("num_requests_running", "Requests that run.", lambda s: s.running),
+    ("num_requests_waiting", "Requests that wait to run.", lambda s: s.waiting),
+    ("kv_cache_usage_perc", "Share of the KV pages in use, from 0 to 1.", lambda s: s.pages_used / s.pages_total if s.pages_total else 0.0),
+)
+_COUNTERS = (
+    ("prompt_tokens", "Prompt tokens processed.", lambda s: s.prompt_tokens),
+    ("generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
+    ("num_preemptions", "Preemptions.", lambda s: s.preemptions),
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda s: s.prefix_queries),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s: s.prefix_hits),
+)
+
+
+class _EngineCollector(Collector):
+    """Turns the snapshot taken for this scrape into metrics."""
+
+    def __init__(self, values: tuple[str, str]) -> None:
+        self._values = values
+        self.stats = EngineStats()
+
+    def collect(self) -> Iterable[Metric]:
+        for name, text, read in _GAUGES:
+            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
+            gauge.add_metric(self._values, read(self.stats))
+            yield gauge
+        for name, text, read in _COUNTERS:
+            counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
+            counter.add_metric(self._values, read(self.stats))
+            yield counter
+
+
+class Metrics:
+    """One server's registry. Requests are measured through `timer`, engine numbers come with each `render`."""
+
+    def __init__(self, model: str, engine: str = "0") -> None:
+        self._registry = CollectorRegistry()
+        self._values = (model, engine)
+        self._engine = _EngineCollector(self._values)
+        self._registry.register(self._engine)
+        self.histograms = {
+            name: Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self._registry).labels(*self._values)
+            for name, (text, buckets) in _HISTOGRAMS.items()
+        }
+        self._finished = Counter(
+            "vllm:request_success", "Requests that ended, by reason.", (*LABELS, "finished_reason"), registry=self._registry
+        )
+        rejections = Counter("vllm:admission_rejections", "Requests refused because the queue was full.", LABELS, registry=self._registry)
+        self._rejections = rejections.labels(*self._values)
+
+    def describe_cache(self, facts: EngineFacts) -> None:
+        """Publish the shape of the KV pool, once."""
+        names = (*LABELS[1:], "block_size", "num_gpu_blocks")
+        info = Gauge("vllm:cache_config_info", "Shape of the KV pool.", names, registry=self._registry)
+        info.labels(self._values[1], str(facts.tokens_per_page), str(facts.num_pages)).set(1)
+
+    def timer(self, request: EngineRequest) -> RequestTimer:
+        return RequestTimer(self, len(request.prompt), request.params.n, request.params.max_tokens)
+
+    def rejected(self) -> None:
+        self._rejections.inc()
+
+    def finished(self, reason: str) -> None:
+        self._finished.labels(*self._values, reason).inc()
+
+    def render(self, stats: EngineStats) -> bytes:
+        """The text exposition with this snapshot of the engine."""
+        self._engine.stats = stats
+        return generate_latest(self._registry)
+
+
+@dataclass
+class RequestTimer:
+    """Times one request; `end` may come at any moment, as clients leave when they like."""
+
+    metrics: Metrics
+    prompt_tokens: int
+    n: int
+    max_tokens: int | None
+    tokens: int = 0
+    first: float = 0.0
+    last: float = 0.0
+    reason: str = "abort"
+
+    def __post_init__(self) -> None:
+        self.start = time.monotonic()
+
+    def step(self, deltas: Sequence[TextDelta]) -> None:
+        new = sum(len(delta.token_ids) for delta in deltas)
+        for delta in deltas:
+            self.reason = delta.finish_reason or self.reason
+        if not new:
+            return
+        now = time.monotonic()
+        if not self.first:
+            self.first = now
+            self.metrics.histograms["time_to_first_token_seconds"].observe(now - self.start)
+        else:
+            self.metrics.histograms["inter_token_latency_seconds"].observe(now - self.last)
+        self.last = now
+        self.tokens += new
+
+    def end(self) -> None:
+        seen = self.metrics.histograms
+        seen["e2e_request_latency_seconds"].observe(time.monotonic() - self.start)
+        seen["request_prompt_tokens"].observe(self.prompt_tokens)
+        seen["request_generation_tokens"].observe(self.tokens)
+        seen["request_params_n"].observe(self.n)
+        if self.max_tokens is not None:
+            seen["request_params_max_tokens"].observe(self.max_tokens)
+        if self.tokens > self.n:
+            seen["request_time_per_output_token_seconds"].observe((self.last - self.first) / (self.tokens - 1))
+        self.metrics.finished(self.reason)

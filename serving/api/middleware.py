@@ -1,0 +1,67 @@
+"""What every request passes on its way in: an id, and the key."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import uuid
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagoda.serving.api.errors import AuthenticationError, error_response
+
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics", "/load", "/stats", "/favicon.ico"})
+"""What needs no key: the page, which asks for one, and numbers for probes and scrapers."""
+
+_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class RequestIdMiddleware:
+    """Gives every request an id (the client's own where it sent a usable one) and says it in the reply's `X-Request-Id`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class KeyMiddleware:
+    """Lets requests in that bring one of the keys as a bearer token (or as `x-api-key`); compares without telling by time."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._may_pass(scope):
+            error = AuthenticationError("a valid API key is missing; send it as `Authorization: Bearer KEY`")
+            return await error_response(error)(scope, receive, send)
+        await self._app(scope, receive, send)
+
+    def _may_pass(self, scope: Scope) -> bool:
+        path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+        return scope["method"] == "OPTIONS" or path in OPEN_PATHS or self._has_key(scope)
+
+    def _has_key(self, scope: Scope) -> bool:
+        headers = dict(scope["headers"])
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        given = token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+        digest = _digest(given)
+        return any([hmac.compare_digest(digest, known) for known in self._digests])
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,143 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagoda.serving.api.body import BodyReader
+from pagoda.serving.api.openai.collect import Answer, UsageCount, collect, usage_of
+from pagoda.serving.api.openai.common import StreamUsage, as_token_ids, request_id, stream_usage
+from pagoda.serving.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from pagoda.serving.api.openai.messages import chat_prompt, content_text
+from pagoda.serving.api.openai.protocol import ChatRequest
+from pagoda.serving.api.openai.replies import ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs, ChatMessage, Delta
+from pagoda.serving.api.openai.sampling import chat_settings, engine_request
+from pagoda.serving.api.openai.unsupported import refuse_unsupported
+from pagoda.serving.api.service import Service, new_id
+from pagoda.serving.api.stream import EventStream, JsonReply, event
+from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
+from pagoda.serving.frontend.output import TextDelta
+
+
+class Chat:
+    """The endpoint."""
+
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
+        self._service, self._bodies = service, bodies
+
+    async def create(self, request: Request) -> Response:
+        self._service.check_open()
+        body = await self._bodies.read(request, ChatRequest)
+        refuse_unsupported(body)
+        usage = stream_usage(body, self._service.config)
+        model = self._service.check_model(body.model)
+        settings = chat_settings(body)
+        variables = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+        prompt = await chat_prompt(self._service, body, extra=variables, documents=body.documents)
+        reply_id = new_id("chatcmpl", body.request_id or request_id(request))
+        engine = engine_request(self._service, body, settings, prompt, reply_id)
+        names = TokenNames(self._service.text.tokenizer, as_token_ids(body, self._service.config))
+        reply = ChatReply(self._service, body, model, reply_id, engine, names)
+        return EventStream(reply.stream(usage)) if body.stream else JsonReply(reply.whole())
+
+
+@dataclass
+class ChatReply:
+    """One reply in the making."""
+
+    service: Service
+    body: ChatRequest
+    model: str
+    reply_id: str
+    request: EngineRequest
+    names: TokenNames
+    created: int = field(default_factory=lambda: int(time.time()))
+    _opened: set[int] = field(default_factory=set)
+
+    async def whole(self) -> ChatCompletion:
+        (answers,) = groups = await collect(self.service, [self.request])
+        return ChatCompletion(
+            id=self.reply_id,
+            created=self.created,
+            model=self.model,
+            choices=[self._choice(answer) for answer in answers.ordered()],
+            usage=usage_of(groups),
+            prompt_token_ids=self.request.prompt if self.body.return_token_ids else UNSET,
+            prompt_logprobs=prompt_logprobs(self.names, answers.prompt_logprobs) if self.body.prompt_logprobs is not None else UNSET,
+        )
+
+    async def stream(self, wants: StreamUsage) -> AsyncGenerator[bytes, None]:
+        count = UsageCount([self.request])
+        async with aclosing(self.service.generate(self.request)) as steps:
+            async for step in steps:
+                count.add(step)
+                usage: Any = count.usage() if wants.continuous else UNSET
+                if chunks := b"".join(event(chunk) for delta in step.deltas for chunk in self._chunks(delta, usage)):
+                    yield chunks
+        if wants.final:
+            yield event(self._chunk([], count.usage()))
+
+    def _choice(self, answer: Answer) -> ChatChoice:
+        return ChatChoice(
+            index=answer.index,
+            message=ChatMessage(role=self._role, content=self._echo + answer.text),
+            logprobs=self._logprobs(answer.logprobs),
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            token_ids=answer.token_ids if self.body.return_token_ids else UNSET,
+        )
+
+    def _chunks(self, delta: TextDelta, usage: Any) -> list[ChatChunk]:
+        out = []
+        if delta.index not in self._opened:
+            out.append(self._opening(delta.index, usage))
+        if not (delta.text or delta.finish_reason or delta.logprobs or self.body.return_token_ids):
+            return out
+        choice = ChatChunkChoice(
+            index=delta.index,
+            delta=Delta(content=delta.text) if delta.text or not delta.finish_reason else Delta(),
+            logprobs=self._logprobs(delta.logprobs),
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
+            token_ids=delta.token_ids if self.body.return_token_ids else UNSET,
+        )
+        return [*out, self._chunk([choice], usage)]
+
+    def _opening(self, index: int, usage: Any) -> ChatChunk:
+        first = not self._opened
+        self._opened.add(index)
+        chunk = self._chunk([ChatChunkChoice(index=index, delta=Delta(role=self._role, content=self._echo))], usage)
+        if first and self.body.return_token_ids:
+            chunk.prompt_token_ids = self.request.prompt
+        return chunk
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Any) -> ChatChunk:
+        return ChatChunk(id=self.reply_id, created=self.created, model=self.model, choices=choices, usage=usage)
+
+    def _logprobs(self, entries: Any) -> ChatLogprobs | None:
+        entries_: tuple[TokenLogprobs, ...] | list[TokenLogprobs] = entries or ()
+        if not self.body.logprobs:
+            return None
+        return chat_logprobs(self.names, entries_, self.body.top_logprobs or 0)
+
+    @property
+    def _role(self) -> str:
+        if self.body.continue_final_message:
+            return str(self.body.messages[-1]["role"])
+        return self.service.config.response_role
+
+    @property
+    def _echo(self) -> str:
+        """With `echo`, the last message when the answer is by the same role and goes on from it."""
+        last = self.body.messages[-1]
+        if not self.body.echo or last.get("role") != self._role:
+            return ""
+        return content_text(last)

@@ -1,0 +1,147 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagoda.serving.api.body import BodyReader
+from pagoda.serving.api.openai.collect import Answer, Answers, UsageCount, collect, usage_of
+from pagoda.serving.api.openai.common import StreamUsage, as_token_ids, request_id, stream_usage
+from pagoda.serving.api.openai.logprobs import CompletionLogprobsBuilder, TokenNames, joined, prompt_logprobs
+from pagoda.serving.api.openai.prompts import prompt_ids
+from pagoda.serving.api.openai.protocol import CompletionRequest
+from pagoda.serving.api.openai.replies import Completion, CompletionChoice, CompletionLogprobs
+from pagoda.serving.api.openai.sampling import completion_settings, engine_request
+from pagoda.serving.api.openai.unsupported import refuse_unsupported
+from pagoda.serving.api.service import Service, Step, new_id
+from pagoda.serving.api.stream import EventStream, JsonReply, event, merged
+from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
+from pagoda.serving.frontend.output import TextDelta
+
+
+class Completions:
+    """The endpoint."""
+
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
+        self._service, self._bodies = service, bodies
+
+    async def create(self, request: Request) -> Response:
+        self._service.check_open()
+        body = await self._bodies.read(request, CompletionRequest)
+        refuse_unsupported(body)
+        usage = stream_usage(body, self._service.config)
+        model = self._service.check_model(body.model)
+        settings = completion_settings(body)
+        prompts = await prompt_ids(self._service, body)
+        reply_id = new_id("cmpl", body.request_id or request_id(request))
+        requests = [engine_request(self._service, body, settings, ids, reply_id) for ids in prompts]
+        names = TokenNames(self._service.text.tokenizer, as_token_ids(body, self._service.config))
+        reply = CompletionReply(self._service, body, model, reply_id, requests, names)
+        return EventStream(reply.stream(usage)) if body.stream else JsonReply(reply.whole())
+
+
+@dataclass
+class CompletionReply:
+    """One reply in the making."""
+
+    service: Service
+    body: CompletionRequest
+    model: str
+    reply_id: str
+    requests: list[EngineRequest]
+    names: TokenNames
+    created: int = field(default_factory=lambda: int(time.time()))
+    _builders: dict[int, CompletionLogprobsBuilder] = field(default_factory=dict)
+
+    @property
+    def _scores_only(self) -> bool:
+        return bool(self.body.echo) and self.body.max_tokens == 0
+
+    async def whole(self) -> Completion:
+        answers = await collect(self.service, self.requests)
+        n = self.body.n or 1
+        choices = [
+            self._whole_choice(place * n + rank, group, answer)
+            for place, group in enumerate(answers)
+            for rank, answer in enumerate(group.best(n))
+        ]
+        return self._reply(choices, usage_of(answers, completion=not self._scores_only))
+
+    async def stream(self, wants: StreamUsage) -> AsyncGenerator[bytes, None]:
+        count = UsageCount(self.requests)
+        async with aclosing(merged([self.service.generate(request) for request in self.requests])) as steps:
+            async for place, step in steps:
+                count.add(step)
+                for delta in step.deltas:
+                    if choice := self._chunk_choice(place, step, delta):
+                        yield event(self._reply([choice], count.usage() if wants.continuous else UNSET))
+        if wants.final:
+            yield event(self._reply([], count.usage()))
+
+    def _reply(self, choices: list[CompletionChoice], usage: Any) -> Completion:
+        return Completion(id=self.reply_id, created=self.created, model=self.model, choices=choices, usage=usage)
+
+    def _whole_choice(self, index: int, group: Answers, answer: Answer) -> CompletionChoice:
+        if self._scores_only:
+            answer = Answer(answer.index, finish_reason="length")
+        echo = self._echo(group.request) if self.body.echo else ""
+        logprobs = self._logprobs(index, group.request, answer.logprobs, group.prompt_logprobs if self.body.echo else None)
+        return CompletionChoice(
+            index=index,
+            text=echo + answer.text,
+            logprobs=logprobs,
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            token_ids=answer.token_ids if self.body.return_token_ids else UNSET,
+            prompt_token_ids=group.request.prompt if self.body.return_token_ids else UNSET,
+            prompt_logprobs=prompt_logprobs(self.names, group.prompt_logprobs) if self.body.prompt_logprobs is not None else UNSET,
+        )
+
+    def _chunk_choice(self, place: int, step: Step, delta: TextDelta) -> CompletionChoice | None:
+        request = self.requests[place]
+        index = place * request.params.n + delta.index
+        first = index not in self._builders
+        if self._scores_only:
+            delta = TextDelta(delta.index, "", (), (), "length")
+        echo = self._echo(request) if self.body.echo and first else ""
+        prompt_entries = (step.prompt_logprobs or ()) if self.body.echo and first else None
+        logprobs = self._logprobs(index, request, delta.logprobs or (), prompt_entries)
+        if not (first or delta.text or delta.finish_reason or logprobs or self.body.return_token_ids):
+            return None
+        return CompletionChoice(
+            index=index,
+            text=echo + delta.text,
+            logprobs=logprobs,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            token_ids=delta.token_ids if self.body.return_token_ids else UNSET,
+            prompt_token_ids=request.prompt if self.body.return_token_ids and first else UNSET,
+            prompt_logprobs=self._chunk_prompt_logprobs(step, first),
+        )
+
+    def _chunk_prompt_logprobs(self, step: Step, first: bool) -> Any:
+        if self.body.prompt_logprobs is None or not first:
+            return UNSET
+        return prompt_logprobs(self.names, step.prompt_logprobs or ())
+
+    def _logprobs(
+        self, index: int, request: EngineRequest, entries: Any, prompt: tuple[TokenLogprobs, ...] | None
+    ) -> CompletionLogprobs | None:
+        builder = self._builders.setdefault(index, CompletionLogprobsBuilder(self.names, self.body.logprobs or 0))
+        if self.body.logprobs is None:
+            return None
+        out = builder.add_prompt(request.prompt, prompt) if prompt is not None else CompletionLogprobs()
+        return joined(out, builder.add(entries))
+
+    def _echo(self, request: EngineRequest) -> str:
+        if isinstance(self.body.prompt, str) and self.body.truncate_prompt_tokens is None:
+            return self.body.prompt
+        return self.service.text.tokenizer.decode(request.prompt, skip_special_tokens=request.params.skip_special_tokens)

@@ -1,0 +1,134 @@
+"""Requests of the OpenAI protocol with vLLM's extra fields, as typed records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """`include_usage`: a last chunk with usage; `continuous_usage_stats`: usage so far in every chunk."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """Fields that completions and chat share. None is the server's default everywhere."""
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    request_id: str | None = None
+    n: int | None = None
+    best_of: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    length_penalty: float | None = None
+    use_beam_search: bool | None = False
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    priority: int | None = 0
+    cache_salt: str | None = None
+    echo: bool | None = False
+    vllm_xargs: dict[str, Any] | None = None
+    # declared so that they are refused by name instead of being ignored: `unsupported.py`
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    repetition_detection: Any = None
+    thinking_token_budget: Any = None
+    watermarking: Any = None
+    logits_processors: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    # accepted and without effect, as at OpenAI's other servers
+    user: Any = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """`POST /v1/completions`. A prompt is a text, a list of texts, token ids, or a list of lists of them."""
+
+    prompt: str | list[str | int | list[int]] | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = True
+    suffix: str | None = None
+    prompt_embeds: Any = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    add_special_tokens: bool | None = False
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
+    metadata: Any = None
+    store: bool | None = False
+    service_tier: Any = None
+    parallel_tool_calls: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    include_reasoning: Any = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """`POST /tokenize`: `prompt`, or `messages` as in chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = False
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """`POST /detokenize`."""
+
+    tokens: list[int]
+    model: str | None = None

@@ -1,0 +1,88 @@
+"""Endpoints for those who run the server: health, metrics, load, version, facts, cache reset, and the page's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagoda.hal.errors import EngineDeadError, RequestError
+from pagoda.serving.api.service import Service
+from pagoda.serving.engine.messages import EngineStats
+
+PAGE = Path(__file__).parent / "static" / "index.html"
+
+
+class Operations:
+    """Plain functions of the service's state; none of them takes part in generation."""
+
+    def __init__(self, service: Service, version: str, settings: dict[str, Any]) -> None:
+        self._service, self._version, self._settings = service, version, settings
+        self._page = PAGE.read_bytes()
+
+    async def page(self, request: Request) -> Response:
+        return Response(self._page, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
+
+    async def health(self, request: Request) -> Response:
+        """200 while the engine lives and the server takes requests, else 503."""
+        self._service.check_open()
+        try:
+            await self._service.client.health()
+        except EngineDeadError as error:
+            self._service.engine_died(str(error))
+            raise
+        return Response(b"")
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": self._version})
+
+    async def load(self, request: Request) -> Response:
+        return _json({"server_load": self._service.load})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._service.metrics.render(await self._stats()), media_type=CONTENT_TYPE_LATEST)
+
+    async def stats(self, request: Request) -> Response:
+        facts = self._service.client.facts
+        fixed = {"model": self._service.card.names[0], "max_model_len": facts.max_model_len, "device": facts.device}
+        return _json({**asdict(await self._stats()), **fixed})
+
+    async def server_info(self, request: Request) -> Response:
+        return _json({"version": self._version, **self._settings, "engine": asdict(self._service.client.facts)})
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        self._service.check_open()
+        done = await self._service.client.call("reset_prefix_cache")
+        if done is False:
+            raise RequestError("the prefix cache is in use by running requests; try again when they are done")
+        return _json({"reset": True})
+
+    async def _stats(self) -> EngineStats:
+        # a dead engine has no numbers, but the server's own metrics are still worth reading
+        if self._service.dead is not None:
+            return EngineStats()
+        try:
+            return await self._service.client.stats()
+        except EngineDeadError as error:
+            self._service.engine_died(str(error))
+            return EngineStats()
+
+
+_PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'"
+    ),
+}
+
+
+def _json(content: Any) -> Response:
+    return Response(msgspec.json.encode(content, enc_hook=str), media_type="application/json")

@@ -1,0 +1,203 @@
+"""The server process: starts an engine, listens, says when it is ready, drains on SIGTERM, and ends when the engine does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from pagoda.hal.errors import ConfigError, EngineDeadError
+from pagoda.serving.api.app import build_app
+from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.ready import ready_text
+from pagoda.serving.api.service import Service
+from pagoda.serving.api.statlog import log_stats
+
+log = logging.getLogger("pagoda.api")
+HEALTH_PERIOD = 1.0
+DEAD_LINGER = 1.0
+ABORT_GRACE = 5.0
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """The listening address, taken before anything loads. Raises `ConfigError` when it cannot be had."""
+    if config.uds:
+        return _bind_uds(config.uds)
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((config.host, config.port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror}; choose another --host or --port") from None
+    return sock
+
+
+def _bind_uds(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            _remove_stale(path)
+        sock.bind(path)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen on the Unix socket {path}: {error.strerror}; choose another --uds") from None
+    return sock
+
+
+def _remove_stale(path: str) -> None:
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise ConfigError(f"--uds {path} exists and is no socket; choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(ConnectionRefusedError):
+        probe.connect(path)
+        raise ConfigError(f"another server listens on the Unix socket {path}; choose another --uds")
+    os.unlink(path)
+
+
+class _Http(uvicorn.Server):
+    """uvicorn, with signals left to us and a call when it listens."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+
+class Server:
+    """Runs one service until a signal or the engine's death."""
+
+    def __init__(self, service: Service, sock: socket.socket, settings: dict[str, Any] | None = None, *, stats: bool = True) -> None:
+        self._service, self._sock, self._stats = service, sock, stats
+        self._started = time.monotonic()
+        self._http = _Http(_uvicorn_config(service.config, build_app(service, settings)), self._say_ready)
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve; returns the exit code: 0 after a drain, 1 when the engine died."""
+        self._catch_signals()
+        tasks = [asyncio.ensure_future(self._http.serve([self._sock])), asyncio.ensure_future(self._watch_engine())]
+        if self._stats:
+            tasks.append(asyncio.ensure_future(log_stats(self._service)))
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({*tasks[:2], stop}, return_when=asyncio.FIRST_COMPLETED)
+            await self._wind_down(tasks[0])
+        finally:
+            for task in (*tasks, stop):
+                task.cancel()
+            await asyncio.gather(*tasks, stop, return_exceptions=True)
+            await self._service.client.close()
+            self._service.close()
+        return 1 if self._service.dead is not None else 0
+
+    async def _wind_down(self, http: asyncio.Future[None]) -> None:
+        if self._service.dead is not None:
+            log.error("the engine died: %s", self._service.dead)
+            await self._until_idle(ABORT_GRACE)
+            await asyncio.sleep(DEAD_LINGER)
+        else:
+            await self._drain()
+        self._http.should_exit = True
+        await http
+
+    async def _drain(self) -> None:
+        self._service.draining = True
+        timeout = self._service.config.shutdown_timeout
+        if self._service.load:
+            log.info("draining: %d requests may run on for %g s; new ones get 503", self._service.load, timeout)
+            await self._until_idle(timeout)
+        if self._service.load:
+            log.warning("aborting %d requests that did not finish in time", self._service.load)
+            await self._service.abort_all()
+            self._hurry.clear()
+            await self._until_idle(ABORT_GRACE)
+
+    async def _until_idle(self, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        while self._service.load and time.monotonic() < end and not self._hurry.is_set():
+            await asyncio.sleep(0.02)
+
+    async def _watch_engine(self) -> None:
+        while self._service.dead is None:
+            try:
+                await self._service.client.health()
+            except EngineDeadError as error:
+                self._service.engine_died(str(error))
+            await asyncio.sleep(HEALTH_PERIOD if self._service.dead is None else 0)
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    def _say_ready(self) -> None:
+        print(ready_text(self._service, self._sock, time.monotonic() - self._started), flush=True)
+
+
+def _uvicorn_config(config: ServerConfig, app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=not config.disable_access_log,
+        root_path=config.root_path,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(ABORT_GRACE),
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=config.ssl_cert_reqs,
+    )
+
+
+def set_up_logging(config: ServerConfig) -> None:
+    """One line a message on standard error, for us and for the HTTP library."""
+    logging.basicConfig(
+        level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", datefmt="%H:%M:%S"
+    )
+
+
+def run_service(service: Service, sock: socket.socket, settings: dict[str, Any] | None = None, *, stats: bool = True) -> int:
+    """Run a service in a fresh event loop until it ends; returns the exit code."""
+
+    async def main() -> int:
+        return await Server(service, sock, settings, stats=stats).run()
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(main())
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,146 @@
+"""What all protocols share: one engine, its text side, and every request that runs between them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from pagoda.hal.errors import EngineDeadError, NotFoundError, PagodaError
+from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.errors import DrainingError, OverloadedError
+from pagoda.serving.api.metrics import Metrics
+from pagoda.serving.engine.client import EngineClient
+from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
+from pagoda.serving.frontend.output import RequestText, TextDelta
+from pagoda.serving.frontend.text import TextFrontend
+
+T = TypeVar("T")
+
+LONG_TEXT = 2048
+"""Characters above which text is tokenized off the event loop."""
+
+
+class Step(NamedTuple):
+    """Text that one engine step gave one request; `cached_tokens` and `prompt_logprobs` come with the first."""
+
+    deltas: list[TextDelta]
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """The served model: names that requests may use (the first one appears in replies), and its defaults for sampling."""
+
+    names: tuple[str, ...]
+    root: str
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+class Service:
+    """Runs requests: admission, text, metrics, and the server's state (serving, draining, dead)."""
+
+    def __init__(self, client: EngineClient, text: TextFrontend, card: ModelCard, config: ServerConfig) -> None:
+        self.client, self.text, self.card, self.config = client, text, card, config
+        self.metrics = Metrics(card.names[0])
+        self.draining = False
+        self.dead: str | None = None
+        self._live: dict[str, int] = {}
+        self._queued: dict[str, int] = {}
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+
+    @property
+    def load(self) -> int:
+        """Requests in the engine on behalf of clients."""
+        return len(self._live)
+
+    def check_model(self, name: str | None) -> str:
+        """The name for the reply. Raises `NotFoundError` for a model that is not served; none means the served one."""
+        if name is not None and name not in self.card.names:
+            served = ", ".join(self.card.names)
+            raise NotFoundError(f"the model {name!r} is not served here; there is: {served}", param="model", code="model_not_found")
+        return name or self.card.names[0]
+
+    def check_open(self) -> None:
+        """Raises when the server takes no new requests."""
+        if self.dead is not None:
+            raise EngineDeadError(self.dead)
+        if self.draining:
+            raise DrainingError("the server is shutting down; send the request to another one")
+
+    async def off_loop(self, size: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call a function of text: here when the text is short, in a thread when it would hold up other streams."""
+        if size <= LONG_TEXT:
+            return function(*args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[Step]:
+        """Run one request. Leaving the iterator early, and a stop string, end it in the engine too."""
+        self._admit(request)
+        timer = self.metrics.timer(request)
+        text = RequestText(self.text.tokenizer, request.params, request.prompt)
+        try:
+            async with aclosing(self.client.generate(request)) as deltas:  # type: ignore[type-var]
+                async for delta in deltas:
+                    self._queued.pop(request.request_id, None)
+                    parts = text.push(_checked(delta))
+                    timer.step(parts)
+                    yield Step(parts, delta.cached_tokens, delta.prompt_logprobs)
+                    if delta.finished or text.finished:
+                        break
+        except EngineDeadError as error:
+            self.engine_died(str(error))
+            raise
+        finally:
+            self._live.pop(request.request_id, None)
+            self._queued.pop(request.request_id, None)
+            timer.end()
+
+    def _admit(self, request: EngineRequest) -> None:
+        self.check_open()
+        for limit, asked, waiting, unit in (
+            (self.config.max_num_queued_reqs, 1, len(self._queued), "requests"),
+            (self.config.max_num_queued_tokens, len(request.prompt), sum(self._queued.values()), "prompt tokens"),
+        ):
+            if limit is not None and waiting + asked > limit:
+                self.metrics.rejected()
+                raise OverloadedError(
+                    f"the queue holds {waiting} {unit}, this request brings {asked}, the limit is {limit}; try again later",
+                    asked=asked,
+                    available=limit - waiting,
+                )
+        self._live[request.request_id] = self._queued[request.request_id] = len(request.prompt)
+
+    def engine_died(self, reason: str) -> None:
+        """Remember why; from here on health and every request answer 503."""
+        self.dead = self.dead or reason
+
+    async def abort_all(self) -> None:
+        """End every running request in the engine; their clients get what there is, with the reason `abort`."""
+        await self.client.abort(list(self._live))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _checked(delta: RequestDelta) -> RequestDelta:
+    if any(part.finish_reason is FinishReason.ERROR for part in delta.sequences):
+        raise PagodaError(delta.error or "the engine failed this request without saying why")
+    return delta
+
+
+def new_id(prefix: str, given: str | None = None) -> str:
+    """An id for a reply, made of the client's own where there is one."""
+    return f"{prefix}-{given or uuid.uuid4().hex}"
+
+
+def engine_id(reply_id: str) -> str:
+    """An id that is unique in the engine even when clients repeat theirs."""
+    return f"{reply_id}-{uuid.uuid4().hex[:12]}"

@@ -1,0 +1,144 @@
+"""Replies that outlive a moment: server-sent events, and the watch that ends work when the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pagoda.hal.errors import PagodaError
+from pagoda.serving.api.errors import envelope, error_response
+
+log = logging.getLogger("pagoda.api")
+T = TypeVar("T")
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+def event(record: msgspec.Struct) -> bytes:
+    """One server-sent event."""
+    return b"data: " + _encode(record) + b"\n\n"
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """Await `work`; when the client goes first, cancel it and return None."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class JsonReply(Response):
+    """A reply that takes a while: the work ends when the client goes."""
+
+    def __init__(self, work: Coroutine[Any, Any, msgspec.Struct]) -> None:
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            record = await until_disconnect(receive, self._work)
+        except Exception as error:
+            log_internal(error)
+            return await error_response(error)(scope, receive, send)
+        if record is not None:
+            await Response(_encode(record), media_type="application/json")(scope, receive, send)
+
+
+class EventStream(Response):
+    """Server-sent events from an async generator of encoded events.
+
+    The status line waits for the first event, so that a request refused by the engine gets its status; a later failure is
+    sent as an event with the error object.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until_disconnect(receive, self._pump(scope, receive, send))
+
+    async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        try:
+            async with aclosing(self._events) as events:
+                async for item in events:
+                    if not started:
+                        started = True
+                        await send(_START)
+                    await send({"type": "http.response.body", "body": item, "more_body": True})
+                await send({"type": "http.response.body", "body": DONE})
+        except OSError:
+            log.debug("client left during a stream")
+        except Exception as error:
+            log_internal(error)
+            if not started:
+                return await error_response(error)(scope, receive, send)
+            await send({"type": "http.response.body", "body": event(envelope(error)) + DONE})
+
+
+_START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ],
+}
+
+
+def log_internal(error: BaseException) -> None:
+    """Our own bugs go to the log with their traceback; the client gets an error without it."""
+    if not isinstance(error, PagodaError):
+        log.error("internal error", exc_info=error)
+
+
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncIterator[tuple[int, T]]:
+    """Items of several generators as they come, with the index of their source; the first error ends all of them."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    queue: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue()
+    tasks = [asyncio.ensure_future(_feed(index, stream, queue)) for index, stream in enumerate(streams)]
+    try:
+        open_streams = len(tasks)
+        while open_streams:
+            entry = await queue.get()
+            if entry is not None:
+                yield entry
+                continue
+            open_streams -= 1
+            for task in tasks:
+                if task.done():
+                    task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _feed(index: int, stream: AsyncGenerator[T, None], queue: asyncio.Queue[tuple[int, T] | None]) -> None:
+    try:
+        async with aclosing(stream) as items:
+            async for item in items:
+                queue.put_nowait((index, item))
+    finally:
+        queue.put_nowait(None)
