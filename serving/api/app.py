@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
-
 import pagoda
 from pagoda.hal.errors import NotFoundError, PagodaError, RequestError
 from pagoda.serving.api.body import BodyReader
@@ -24,6 +16,13 @@ from pagoda.serving.api.openai.models import Models
 from pagoda.serving.api.openai.tokens import Tokens
 from pagoda.serving.api.operations import Operations
 from pagoda.serving.api.service import Service
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 
 def build_app(service: Service, settings: dict[str, Any] | None = None) -> Starlette:

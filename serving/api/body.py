@@ -7,10 +7,9 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
-
 from pagoda.hal.errors import RequestError
 from pagoda.serving.api.errors import BodyTooLargeError, MediaTypeError
+from starlette.requests import Request
 
 log = logging.getLogger("pagoda.api")
 S = TypeVar("S", bound=msgspec.Struct)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import msgspec
-from starlette.responses import Response
-
 from pagoda.hal.errors import CapacityError, EngineDeadError, NotFoundError, PagodaError, RequestError
+from starlette.responses import Response
 
 
 class OverloadedError(CapacityError):

@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats
+from pagoda.serving.frontend.output import TextDelta
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-
-from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats
-from pagoda.serving.frontend.output import TextDelta
 
 LABELS = ("model_name", "engine")
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.requests import Request
-from starlette.responses import Response
-
 from pagoda.hal.errors import EngineDeadError, RequestError
 from pagoda.serving.api.service import Service
 from pagoda.serving.engine.messages import EngineStats
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
 
 PAGE = Path(__file__).parent / "static" / "index.html"
 

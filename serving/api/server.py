@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
-
 from pagoda.hal.errors import ConfigError, EngineDeadError
 from pagoda.serving.api.app import build_app
 from pagoda.serving.api.config import ServerConfig
@@ -65,7 +64,7 @@ def _remove_stale(path: str) -> None:
     os.unlink(path)
 
 
-class _Http(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """uvicorn, with signals left to us and a call when it listens."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
@@ -88,7 +87,7 @@ class Server:
     def __init__(self, service: Service, sock: socket.socket, settings: dict[str, Any] | None = None, *, stats: bool = True) -> None:
         self._service, self._sock, self._stats = service, sock, stats
         self._started = time.monotonic()
-        self._http = _Http(_uvicorn_config(service.config, build_app(service, settings)), self._say_ready)
+        self._http = UvicornServer(uvicorn_config(service.config, build_app(service, settings)), self._say_ready)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -159,7 +158,7 @@ class Server:
         print(ready_text(self._service, self._sock, time.monotonic() - self._started), flush=True)
 
 
-def _uvicorn_config(config: ServerConfig, app: Any) -> uvicorn.Config:
+def uvicorn_config(config: ServerConfig, app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="httptools",

@@ -9,11 +9,10 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-
 from pagoda.hal.errors import PagodaError
 from pagoda.serving.api.errors import envelope, error_response
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 log = logging.getLogger("pagoda.api")
 T = TypeVar("T")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from starlette.requests import Request
-
 from pagoda.hal.errors import RequestError
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.openai.protocol import GenerationRequest
+from starlette.requests import Request
 
 
 class StreamUsage(NamedTuple):

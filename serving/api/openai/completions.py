@@ -9,9 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import UNSET
-from starlette.requests import Request
-from starlette.responses import Response
-
 from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.openai.collect import Answer, Answers, UsageCount, collect, usage_of
 from pagoda.serving.api.openai.common import StreamUsage, as_token_ids, request_id, stream_usage
@@ -25,6 +22,8 @@ from pagoda.serving.api.service import Service, Step, new_id
 from pagoda.serving.api.stream import EventStream, JsonReply, event, merged
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
 from pagoda.serving.frontend.output import TextDelta
+from starlette.requests import Request
+from starlette.responses import Response
 
 
 class Completions:

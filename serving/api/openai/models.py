@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-
 from pagoda.serving.api.openai.replies import ModelEntry, ModelList
 from pagoda.serving.api.service import Service
+from starlette.requests import Request
+from starlette.responses import Response
 
 
 class Models:

@@ -166,6 +166,6 @@ def truncated(prompt: Sequence[int], request: GenerationRequest, longest: int, m
 
 
 def _check_ids(ids: Sequence[int], name: str, vocab_size: int) -> None:
-    if ids and not (0 <= min(ids) and max(ids) < vocab_size):
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         bad = next(i for i in ids if not 0 <= i < vocab_size)
         raise RequestError(f"{name} holds the token id {bad}; ids go from 0 to {vocab_size - 1}", param=name)

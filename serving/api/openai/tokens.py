@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-
 from pagoda.hal.errors import RequestError
 from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.openai.messages import chat_prompt
 from pagoda.serving.api.openai.protocol import DetokenizeRequest, TokenizeRequest
 from pagoda.serving.api.openai.replies import TokenizeReply
 from pagoda.serving.api.service import Service
+from starlette.requests import Request
+from starlette.responses import Response
 
 
 class Tokens:

@@ -1,0 +1,61 @@
+"""The real HTTP stack over the toy engine, in the test's own event loop: `async with toy_server() as toy:`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from pagoda.serving.api.app import build_app
+from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.server import UvicornServer, bind, uvicorn_config
+from pagoda.serving.api.service import ModelCard, Service
+from toy_engine import ToyEngine, toy_text
+
+
+@dataclass
+class Toy:
+    engine: ToyEngine
+    service: Service
+    http: httpx.AsyncClient
+
+    async def chat(self, text: str = "hello", **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": text}], **fields})
+
+    async def complete(self, prompt: Any = "hello", **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"prompt": prompt, **fields})
+
+    async def stream(self, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:
+        response = await self.http.post(path, json={"stream": True, **body})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return events(response.text)
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The records of a finished stream, whose end mark must be there."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+@asynccontextmanager
+async def toy_server(engine: ToyEngine | None = None, *, names: tuple[str, ...] = ("toy", "toy-alias"), **flags: Any) -> AsyncIterator[Toy]:
+    engine = engine or ToyEngine()
+    config = ServerConfig(host="127.0.0.1", port=0, **flags)
+    service = Service(engine, toy_text(), ModelCard(names, "toy-root"), config)
+    sock, ready = bind(config), asyncio.Event()
+    server = UvicornServer(uvicorn_config(config, build_app(service)), ready.set)
+    task = asyncio.ensure_future(server.serve([sock]))
+    try:
+        await ready.wait()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=30) as http:
+            yield Toy(engine, service, http)
+    finally:
+        server.should_exit = True
+        await task
+        service.close()
