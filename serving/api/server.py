@@ -22,6 +22,11 @@ from pagoda.serving.api.ready import ready_text
 from pagoda.serving.api.service import Service
 from pagoda.serving.api.statlog import log_stats
 
+try:
+    import uvloop
+except ImportError:  # not on Windows
+    uvloop = None
+
 log = logging.getLogger("pagoda.api")
 HEALTH_PERIOD = 1.0
 DEAD_LINGER = 1.0
@@ -190,13 +195,5 @@ def run_service(service: Service, sock: socket.socket, settings: dict[str, Any] 
     async def main() -> int:
         return await Server(service, sock, settings, stats=stats).run()
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as runner:
         return runner.run(main())
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # not on Windows
-        return None
-    return uvloop.new_event_loop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -81,7 +81,7 @@ class Service:
             return function(*args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[Step]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         """Run one request. Leaving the iterator early, and a stop string, end it in the engine too."""
         self._admit(request)
         timer = self.metrics.timer(request)

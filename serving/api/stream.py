@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -108,7 +108,7 @@ def log_internal(error: BaseException) -> None:
         log.error("internal error", exc_info=error)
 
 
-async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncIterator[tuple[int, T]]:
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Items of several generators as they come, with the index of their source; the first error ends all of them."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
