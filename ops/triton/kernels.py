@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pagoda.hal.info import Feature
 from pagoda.hal.kernel import Kernel, Needs, Reason
-from pagoda.ops.activation import ActivationFacts
-from pagoda.ops.attention import AttentionFacts
+
+if TYPE_CHECKING:
+    from pagoda.ops.activation import ActivationFacts
+    from pagoda.ops.attention import AttentionFacts
 
 FLOATS = frozenset({"float32", "bfloat16", "float16"})
 NEEDS = Needs(features=frozenset({Feature.TRITON}), dtypes=FLOATS, packages=("triton",))
