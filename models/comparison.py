@@ -1,0 +1,65 @@
+"""Compares outputs with a recorded reference: errors in standard deviations of the reference, near-ties of greedy tokens forgiven."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest error, and largest lead of a greedy token that counts as a tie, in standard deviations of the reference."""
+
+    error: float = 1e-3
+    tie: float = 0.02
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One comparison. `error`: the largest, in standard deviations; `compared`: rows or tokens that it covers."""
+
+    name: str
+    passed: bool
+    error: float = 0.0
+    compared: int = 0
+    note: str = ""
+
+
+def compare_values(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: Tolerance) -> Finding:
+    """Numbers against numbers of the same shape."""
+    if got.shape != want.shape:
+        return Finding(name, False, note=f"shape {list(got.shape)} instead of {list(want.shape)}")
+    if not bool(torch.isfinite(got).all()):
+        return Finding(name, False, note="not finite")
+    wide, reference = got.double(), want.double()
+    error = float((wide - reference).abs().max()) / max(float(reference.std(unbiased=False)), 1e-9)
+    return Finding(name, error <= tolerance.error, error, got.shape[0])
+
+
+def compare_greedy(
+    name: str, tokens: Sequence[int], logits: torch.Tensor, want_tokens: Sequence[int], want_logits: torch.Tensor, tolerance: Tolerance
+) -> tuple[Finding, Finding]:
+    """Greedy tokens, and the logits that they came from, `[tokens, vocab]`.
+
+    The first token that differs passes if it is no more than a tie behind the reference's; what follows it is not compared, for
+    it answers another text. Too few tokens fail.
+    """
+    parted = next((i for i, (have, want) in enumerate(zip(tokens, want_tokens, strict=False)) if have != want), None)
+    finding = _parting(name, tokens, want_tokens, want_logits, parted, tolerance)
+    rows = len(tokens) if parted is None else parted + 1
+    return finding, compare_values(f"{name}.logits", logits[:rows], want_logits[:rows], tolerance)
+
+
+def _parting(
+    name: str, tokens: Sequence[int], want_tokens: Sequence[int], want_logits: torch.Tensor, parted: int | None, tolerance: Tolerance
+) -> Finding:
+    if parted is None:
+        short = len(tokens) < len(want_tokens)
+        return Finding(f"{name}.tokens", not short, 0.0, len(tokens), f"only {len(tokens)} of {len(want_tokens)} tokens" if short else "")
+    row, have, want = want_logits[parted].double(), tokens[parted], want_tokens[parted]
+    gap = float(row[want] - row[have]) / max(float(row.std(unbiased=False)), 1e-9) if 0 <= have < len(row) else float("inf")
+    tie = gap <= tolerance.tie
+    note = f"token {parted}: {have} instead of {want}, {gap:.4f} standard deviations behind" + (" (a tie)" if tie else "")
+    return Finding(f"{name}.tokens", tie, 0.0, parted, note)

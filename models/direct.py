@@ -1,0 +1,99 @@
+"""Runs a model without an engine: pages and batches made by hand, for comparisons and for looking into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pagoda.hal.device import Device
+from pagoda.hal.kv import CacheGroup, LayerCache, LayerPages
+from pagoda.models.model import Model, ModelInputs, ModelOutput
+from pagoda.ops.attention import PagedBatch
+
+
+class DirectRun:
+    """`count` sequences of at most `max_length` tokens, each with pages of its own.
+
+    Args:
+        model: loaded; it is bound to new pages here.
+    """
+
+    def __init__(self, model: Model, device: Device, count: int, max_length: int) -> None:
+        self.model = model
+        self._device = device
+        self._size = model.page_sizes()[0] if any(model.facts.caches) else 16
+        self._per_sequence = -(-max_length // self._size)
+        self.lengths = [0] * count
+        self._groups = _bind(model, device, self._size, 1 + count * self._per_sequence)
+
+    @torch.inference_mode()
+    def step(self, segments: Sequence[tuple[int, Sequence[int]]], taps: tuple[int, ...] = ()) -> ModelOutput:
+        """Run new tokens of some sequences, given as (sequence, token ids); hidden states of all of them in order."""
+        batch = self._batch(segments)
+        there = self._device.torch_device
+        positions = [p for s, ids in segments for p in range(self.lengths[s], self.lengths[s] + len(ids))]
+        groups = (batch,) * self._groups
+        inputs = ModelInputs(
+            torch.tensor([token for _, ids in segments for token in ids], device=there),
+            torch.tensor(positions, device=there),
+            groups,
+            self.model.plan(groups),
+            taps=taps,
+        )
+        output = self.model.forward(inputs)
+        for s, ids in segments:
+            self.lengths[s] += len(ids)
+        return output
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits on the host, float32."""
+        return self.model.logits(hidden).cpu()
+
+    def generate(self, prompts: Sequence[Sequence[int]], count: int) -> list[tuple[list[int], torch.Tensor]]:
+        """Greedy tokens of each prompt, all run together, and the logits that each came from, `[count, vocab]`."""
+        feed = list(enumerate(prompts))
+        rows: list[torch.Tensor] = []
+        for _ in range(count):
+            ends = torch.tensor([len(ids) for _, ids in feed]).cumsum(0) - 1
+            logits = self.logits(self.step(feed).hidden[ends.to(self._device.torch_device)])
+            rows.append(logits)
+            feed = [(s, [int(token)]) for (s, _), token in zip(feed, logits.argmax(-1), strict=True)]
+        stacked = torch.stack(rows, dim=1)
+        return [(logits.argmax(-1).tolist(), logits) for logits in stacked]
+
+    def _batch(self, segments: Sequence[tuple[int, Sequence[int]]]) -> PagedBatch:
+        there = self._device.torch_device
+        starts = [0]
+        for _, ids in segments:
+            starts.append(starts[-1] + len(ids))
+        lengths = [self.lengths[s] + len(ids) for s, ids in segments]
+        tables = [[1 + s * self._per_sequence + p for p in range(self._per_sequence)] for s, _ in segments]
+        slots = [table[p // self._size] * self._size + p % self._size for (s, ids), table in zip(segments, tables, strict=True)
+                 for p in range(self.lengths[s], self.lengths[s] + len(ids))]  # fmt: skip
+        return PagedBatch(
+            torch.tensor(starts, dtype=torch.int32, device=there),
+            torch.tensor(lengths, dtype=torch.int32, device=there),
+            torch.tensor(tables, dtype=torch.int32, device=there),
+            torch.tensor(slots, dtype=torch.int64, device=there),
+            max(len(ids) for _, ids in segments),
+            max(lengths),
+        )
+
+
+def _bind(model: Model, device: Device, page_size: int, num_pages: int) -> int:
+    """One group and one pool for layers that store the same; returns how many groups there are."""
+    layers_of: dict[LayerCache, list[int]] = {}
+    for layer, cache in enumerate(model.facts.caches):
+        if cache is not None:
+            layers_of.setdefault(cache, []).append(layer)
+    pages: list[LayerPages | None] = [None] * len(model.facts.caches)
+    group_of_layer = [0] * len(pages)
+    for index, (cache, layers) in enumerate(layers_of.items()):
+        group = CacheGroup(cache.kind, tuple(layers), (cache,) * len(layers), page_size, 0, cache.window)
+        _, views = device.kv_layout(group).allocate(num_pages)
+        for layer, view in zip(layers, views, strict=True):
+            pages[layer], group_of_layer[layer] = view, index
+    model.bind(pages, group_of_layer, [page_size] * len(layers_of))
+    return len(layers_of)
