@@ -162,4 +162,5 @@ class Admitter:
 def _admission(sequence: Sequence) -> Admission:
     request = sequence.request
     output = tuple(sequence.tokens[len(request.source.prompt) :].tolist())
-    return Admission(sequence.slot, request.params, request.source.prompt, output, sequence.index)
+    source = request.source
+    return Admission(sequence.slot, request.params, source.prompt, output, sequence.index, source.eos_ids)

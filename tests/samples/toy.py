@@ -4,6 +4,7 @@ primitives' references, and the same numbers from a dense forward over the whole
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,16 @@ from pagoda.hal.table import KernelTable
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
 from pagoda.ops.attention import AttentionFacts, PagedAttentionReference, PagedBatch, WriteKvReference
 from pagoda.ops.registry import reference_kernels
+from pagoda.serving.engine.core import EngineCore, Sink
+from pagoda.serving.engine.executors.inprocess import InProcessExecutor
+from pagoda.serving.engine.executors.multiproc import MultiprocExecutor
+from pagoda.serving.engine.inprocess_client import Engine
+from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.pages import Pages
+from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import RunnerFacts
 from pagoda.serving.engine.runner import Runner, RunnerLimits
+from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
 
 VOCAB, WIDTH, HEADS, DIM, WINDOW, EOS = 97, 24, 3, 8, 6, 1
 
@@ -133,3 +141,21 @@ def toy_runner(
     pages.bind(model)
     facts = RunnerFacts(groups, num_pages, 256, VOCAB, opened.info.model, overlap, kv_bytes=pages.nbytes)
     return Runner(opened, toy_table(opened), model, pages, facts, RunnerLimits(max_num_seqs, 256, 256, overlap))
+
+
+def toy_engine(sink: Sink, world: int = 0, max_num_seqs: int = 16, budget: int = 64, **settings: Any) -> Engine:
+    """An engine of the toy model; a partial of it is an `EngineStarter`. `world` 0 runs in this process, else that many ranks."""
+    builder = partial(toy_runner, max_num_seqs=max_num_seqs, **settings)
+    executor: InProcessExecutor | MultiprocExecutor = MultiprocExecutor(builder, world) if world else InProcessExecutor(builder)
+    facts = executor.start()
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget), facts)
+    core = EngineCore(scheduler, executor, facts, sink)
+    if isinstance(executor, MultiprocExecutor):
+        executor.on_failure = core.rank_failed
+    return Engine(core, executor)
+
+
+def toy_request(name: str, prompt: Sequence[int], max_tokens: int = 8, **params: Any) -> EngineRequest:
+    """A greedy request unless `params` say otherwise."""
+    settings = {"temperature": 0, "ignore_eos": True, "max_tokens": max_tokens} | params
+    return EngineRequest(name, tuple(prompt), SamplingParams(**settings), eos_ids=(EOS,))

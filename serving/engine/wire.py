@@ -1,0 +1,85 @@
+"""The messages between a client and an engine process, in msgpack. Needs msgspec, which only servers have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from pagoda.hal import errors
+from pagoda.hal.errors import EngineDeadError, PagodaError, RequestError
+from pagoda.serving.engine.messages import EngineRequest, StepDeltas
+
+
+class Submit(msgspec.Struct, tag=True, array_like=True):
+    """A request for the engine."""
+
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, tag=True, array_like=True):
+    """End these requests."""
+
+    request_ids: list[str]
+
+
+class Call(msgspec.Struct, tag=True, array_like=True):
+    """A control call; the answer has the same number."""
+
+    number: int
+    method: str
+    arguments: dict[str, Any]
+
+
+class ErrorRecord(msgspec.Struct, array_like=True):
+    """An error of our tree by its class's name."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Deltas(msgspec.Struct, tag=True, array_like=True):
+    """What a step gave."""
+
+    deltas: StepDeltas
+
+
+class Rejected(msgspec.Struct, tag=True, array_like=True):
+    """A request that was refused."""
+
+    request_id: str
+    error: ErrorRecord
+
+
+class Answer(msgspec.Struct, tag=True, array_like=True):
+    """Of a control call."""
+
+    number: int
+    value: Any
+    error: ErrorRecord | None = None
+
+
+ToEngine = Submit | Abort | Call
+FromEngine = Deltas | Rejected | Answer
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+
+
+def record(error: BaseException) -> ErrorRecord:
+    """An error as it crosses; strangers become `EngineDeadError`."""
+    if not isinstance(error, PagodaError):
+        return ErrorRecord(EngineDeadError.__name__, repr(error))
+    return ErrorRecord(type(error).__name__, str(error), getattr(error, "param", None), getattr(error, "code", None))
+
+
+def error_of(crossed: ErrorRecord) -> PagodaError:
+    """The same class with the same message."""
+    kind = getattr(errors, crossed.kind)
+    if issubclass(kind, RequestError):
+        request_error: PagodaError = kind(crossed.message, param=crossed.param, code=crossed.code)
+        return request_error
+    other: PagodaError = kind(crossed.message)
+    return other
