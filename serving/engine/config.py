@@ -10,18 +10,19 @@ from pagoda.hal.errors import ConfigError
 
 @dataclass(frozen=True)
 class Flag:
-    """Command-line facts of a field: its help text, further names, metavar."""
+    """Command-line facts of a field: its help text, further names, metavar; `section` opens a part of `--help` with this field."""
 
     help: str
     aliases: tuple[str, ...] = ()
     metavar: str | None = None
+    section: str | None = None
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """Settings of one engine. Field names are the flags of `vllm serve` with underscores."""
 
-    model: Annotated[str, Flag("Local folder, GGUF file, hub id, or a name from `pagoda list`.")] = "smollm2-135m-instruct"
+    model: Annotated[str, Flag("Local folder, GGUF file, hub id, or a name from `pagoda list`.", section="Model and device")] = "smollm2-135m-instruct"
     device: Annotated[str, Flag("Backend to run on; `auto` takes the best one here and says why.")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
@@ -34,9 +35,9 @@ class EngineConfig:
     quantization: Annotated[str | None, Flag("Weight format; found from the checkpoint when not given.", ("-q",))] = None
     revision: Annotated[str | None, Flag("Branch, tag or commit of a hub model.")] = None
     tokenizer: Annotated[str | None, Flag("Folder or hub id of the tokenizer, when not the model's own.")] = None
-    max_model_len: Annotated[int | None, Flag("Longest prompt plus output, in tokens; by default what the model and the memory allow.")] = (
-        None
-    )
+    max_model_len: Annotated[
+        int | None, Flag("Longest prompt plus output, in tokens; by default what the model and the memory allow.", section="Capacity")
+    ] = None
     max_num_seqs: Annotated[int, Flag("Most requests that run at the same time.")] = 256
     max_num_batched_tokens: Annotated[int, Flag("Token budget of one step.")] = 2048
     block_size: Annotated[int | None, Flag("Tokens per KV page; the device's choice when not given.")] = None
@@ -45,12 +46,14 @@ class EngineConfig:
     ] = 0.9
     kv_cache_memory_bytes: Annotated[int | None, Flag("Size of the KV pool in bytes, instead of all that is left.")] = None
     num_gpu_blocks_override: Annotated[int | None, Flag("Number of KV pages, instead of what fits.")] = None
-    enable_prefix_caching: Annotated[bool, Flag("Reuse the pages of earlier requests with the same beginning.")] = True
+    enable_prefix_caching: Annotated[bool, Flag("Reuse the pages of earlier requests with the same beginning.", section="Scheduling")] = (
+        True
+    )
     enable_chunked_prefill: Annotated[bool, Flag("Split long prompts over steps, so that they do not stall others.")] = True
     long_prefill_token_threshold: Annotated[int, Flag("Most tokens of one prompt in a step; 0 is no limit.")] = 0
     scheduling_policy: Annotated[Literal["fcfs", "priority"], Flag("Order of waiting requests.")] = "fcfs"
     async_scheduling: Annotated[bool, Flag("Plan the next step while the device runs this one.")] = True
-    tensor_parallel_size: Annotated[int, Flag("Ranks that each layer is split over.", ("-tp",))] = 1
+    tensor_parallel_size: Annotated[int, Flag("Ranks that each layer is split over.", ("-tp",), section="Execution")] = 1
     seed: Annotated[int, Flag("Seed of dummy weights and of requests that bring none.")] = 0
     kernel: Annotated[
         dict[str, str], Flag("Force a kernel, as in `--kernel paged_attention=reference`; repeatable.", metavar="OP=NAME")
