@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import yaml
-
 from pagoda.hal.errors import ConfigError
 
 

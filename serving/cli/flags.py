@@ -55,9 +55,7 @@ class Parser(argparse.ArgumentParser):
         if option.kind == "bool":
             self.add_argument(*option.names, dest=option.name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS)
         elif option.kind == "many":
-            self.add_argument(
-                *option.names, dest=option.name, action="extend", nargs="+", type=option.convert, default=argparse.SUPPRESS
-            )
+            self.add_argument(*option.names, dest=option.name, action="extend", nargs="+", type=option.convert, default=argparse.SUPPRESS)
         elif option.kind == "map":
             self.add_argument(*option.names, dest=option.name, action="append", type=option.convert, default=argparse.SUPPRESS)
         else:

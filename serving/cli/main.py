@@ -26,16 +26,10 @@ class Command(NamedTuple):
 
 
 SECTIONS: dict[str, dict[str, Command]] = {
-    "Serve and talk": {
-        "serve": Command("serve", "Serve a model over HTTP: OpenAI's API and more."),
-        "generate": Command("generate", "Complete a prompt, or standard input, and print it as it comes."),
-        "chat": Command("chat", "Talk to a model in the terminal, here or on a running server."),
-    },
     "Understand": {
-        "plan": Command("plan", "Where memory will go and which kernels will run, before anything loads."),
         "devices": Command("devices", "What there is to run on, and what each device can do.", "devices"),
         "collect-env": Command("collect_env", "Versions, machine and devices, for a bug report."),
-        "bench": Command("bench", "Measure latency, throughput, start-up, or a running server under load."),
+        "bench": Command("bench.command", "Measure latency, throughput, start-up, or a running server under load."),
     },
 }
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
-
 from pagoda.hal.errors import ConfigError
 
 

@@ -93,7 +93,9 @@ class OutputBuilder:
         self._params = request.params
         self._text = RequestText(tokenizer, request.params, request.prompt)
         answers = [CompletionOutput(i, logprobs=None if self._params.logprobs is None else []) for i in range(self._params.n)]
-        self.output = RequestOutput(request.request_id, prompt, list(request.prompt), answers, RequestMetrics(request.arrival or time.time()))
+        self.output = RequestOutput(
+            request.request_id, prompt, list(request.prompt), answers, RequestMetrics(request.arrival or time.time())
+        )
 
     def push(self, delta: RequestDelta) -> list[TextDelta]:
         """Take one delta into `output`; returns what it added. Raises `PagodaError` when the engine failed the request."""

@@ -57,7 +57,13 @@ class Processor:
         return Encoded(self.text.tokenizer.encode(text, add_special_tokens=False), text)
 
     def request(
-        self, prompt: Sequence[int], params: SamplingParams, *, request_id: str | None = None, beam_width: int = 0, length_penalty: float = 1.0
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        beam_width: int = 0,
+        length_penalty: float = 1.0,
     ) -> EngineRequest:
         """A request that the engine can take, its output limit set.
 

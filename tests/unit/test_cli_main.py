@@ -7,7 +7,6 @@ import sys
 from importlib import import_module
 
 import pytest
-
 from pagoda import __version__
 from pagoda.hal.errors import ConfigError, DeviceError
 from pagoda.serving.cli import main as cli
@@ -28,7 +27,7 @@ def test_every_command_has_its_module_and_help(capsys: pytest.CaptureFixture[str
     for name, command in cli.COMMANDS.items():
         assert callable(getattr(import_module(f"pagoda.serving.cli.{command.module}"), command.function))
         code, out, _ = run(capsys, name, "--help")
-        assert code == 0 and f"pagoda {name}" in out
+        assert code == 0 and f"pagoda {name}" in out, name
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,7 +35,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "sevre") == (2, "", "pagoda: no command 'sevre'; did you mean serve?\n")
+    assert run(capsys, "devcies") == (2, "", "pagoda: no command 'devcies'; did you mean devices?\n")
     assert run(capsys, "xyzzy") == (2, "", "pagoda: no command 'xyzzy'; see pagoda --help\n")
 
 
@@ -63,8 +62,8 @@ def test_errors_are_one_line_and_an_exit_code(
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "--debug", "sevre")
-    assert code == 2 and err.startswith("Traceback") and err.endswith("did you mean serve?\n")
+    code, _, err = run(capsys, "--debug", "devcies")
+    assert code == 2 and err.startswith("Traceback") and err.endswith("did you mean devices?\n")
 
 
 def test_usage_errors_of_typer_commands_are_config_errors(capsys: pytest.CaptureFixture[str]) -> None:

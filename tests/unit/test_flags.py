@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.cli.flags import Parser, build, options_of
 from pagoda.serving.engine.config import EngineConfig, Flag

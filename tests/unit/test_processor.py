@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from frontend_samples import byte_level
-
 from pagoda.hal.errors import CheckpointError, PagodaError, RequestError
 from pagoda.serving.engine.messages import EngineFacts, FinishReason, RequestDelta, SequenceDelta, TokenLogprobs
 from pagoda.serving.engine.params import SamplingParams
@@ -83,7 +82,10 @@ def test_outputs_grow_and_end_with_their_metrics() -> None:
     last = [SequenceDelta(0, (1,), finish_reason=FinishReason.STOP), SequenceDelta(1, tuple(dog))]
     builder.push(RequestDelta(request.request_id, tuple(last)))
     output = builder.output
-    assert [(answer.text, answer.finish_reason, answer.stop_reason) for answer in output.outputs] == [("", "stop", None), (" fox ", "stop", "lazy")]
+    assert [(answer.text, answer.finish_reason, answer.stop_reason) for answer in output.outputs] == [
+        ("", "stop", None),
+        (" fox ", "stop", "lazy"),
+    ]
     assert output.outputs[0].token_ids == [1] and output.outputs[1].token_ids[: len(fox)] == fox
     assert output.outputs[1].cumulative_logprob == pytest.approx(-0.5 * len(fox))
     assert [(c.rank, c.logprob) for c in output.outputs[1].logprobs[0].values()] == [(2, -0.5), (1, -0.1)]  # type: ignore[index]

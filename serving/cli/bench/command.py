@@ -1,0 +1,23 @@
+"""`pagoda bench KIND`: finds the measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+
+from pagoda.hal.errors import ConfigError
+from pagoda.serving.cli import help_text
+
+KINDS = {
+    "serve": "A running server under load: rates, concurrency, time to first token, goodput.",
+}
+
+
+def run(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print("\n".join([help_text.bold("pagoda bench KIND [options]"), "", *help_text.rows(list(KINDS.items()), 14)]))
+        return 0
+    kind, *rest = argv
+    if kind not in KINDS:
+        raise ConfigError(f"no benchmark {kind!r}; there are {', '.join(KINDS)}")
+    return int(import_module(f"pagoda.serving.cli.bench.{kind}").run(rest) or 0)

@@ -1,0 +1,126 @@
+"""`pagoda bench serve` over the real HTTP stack, and its arithmetic against numpy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from statistics import mean, pstdev
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagoda.hal.errors import ConfigError, PagodaError
+from pagoda.serving.cli.bench.load import LoadOptions, arrivals, asks
+from pagoda.serving.cli.bench.report import percentile, table
+from pagoda.serving.cli.bench.serve import Sample, ServeOptions, measure
+from pagoda.serving.cli.main import main
+from toy_engine import ToyEngine
+from toy_server import toy_server
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.sampled_from([0, 1, 50, 90, 99, 100]))
+def test_percentiles_equal_numpy(values: list[float], percent: int) -> None:
+    assert percentile(sorted(values), percent) == pytest.approx(np.percentile(values, percent), abs=1e-6)
+
+
+def test_arrivals_keep_the_rate_and_the_burstiness() -> None:
+    poisson, smooth = (np.diff(arrivals(20_001, 50.0, burstiness, 0)) for burstiness in (1.0, 100.0))
+    assert mean(poisson) == pytest.approx(0.02, rel=0.05) and pstdev(poisson) == pytest.approx(0.02, rel=0.1)
+    assert mean(smooth) == pytest.approx(0.02, rel=0.05) and pstdev(smooth) == pytest.approx(0.002, rel=0.1)
+    assert arrivals(3, float("inf"), 1.0, 0) == [0, 0, 0]
+
+
+def test_random_prompts_have_the_asked_lengths_and_prefix() -> None:
+    options = LoadOptions(num_prompts=50, input_len=20, output_len=10, range_ratio=0.5, prefix_len=4, vocab=200)
+    drawn = asks(options)
+    assert drawn == asks(options) and drawn != asks(LoadOptions(num_prompts=50, input_len=20, seed=1))
+    assert len({tuple(ask.prompt[:4]) for ask in drawn}) == 1
+    assert all(14 <= len(ask.prompt) <= 34 and 5 <= ask.output_len <= 15 for ask in drawn)
+    assert all(100 <= i < 200 for ask in drawn for i in ask.prompt)  # type: ignore[operator]
+    assert len(str(asks(options, as_text=True)[0].prompt).split()) == len(drawn[0].prompt)
+
+
+def test_files_of_conversations_and_of_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text(json.dumps([{"conversations": [{"value": "hi"}, {"value": "x" * 40}]}, {"conversations": []}]))
+    assert asks(LoadOptions(dataset=str(path), num_prompts=2)) == [("hi", 10), ("hi", 10)]
+    path.write_text('{"prompt": [5, 6]}\n{"prompt": "b", "output_len": 3}\n')
+    assert sorted(asks(LoadOptions(dataset=str(path), num_prompts=2, output_len=7)), key=str) == [("b", 3), ([5, 6], 7)]
+    for text, message in (("{", "neither JSON nor"), ("[]", "holds no prompts")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            asks(LoadOptions(dataset=str(path)))
+    with pytest.raises(ConfigError, match="No such file"):
+        asks(LoadOptions(dataset=str(tmp_path / "absent")))
+
+
+LOAD = LoadOptions(num_prompts=6, input_len=8, output_len=5, vocab=200)
+
+
+async def run_against(engine: ToyEngine, load: LoadOptions = LOAD, **options: object) -> dict:  # type: ignore[type-arg]
+    async with toy_server(engine) as toy:
+        return await measure(ServeOptions(url=str(toy.http.base_url), **options), load)  # type: ignore[arg-type]
+
+
+async def test_a_run_counts_tokens_and_times() -> None:
+    result = await run_against(ToyEngine(delay=0.01), goodput={"ttft": "10000", "tpot": "0.001"})
+    assert (result["completed"], result["failed"], result["output_tokens"], result["input_tokens"]) == (6, 0, 30, 48)
+    assert result["tpot_ms"]["p50"] >= 10 and result["ttft_ms"]["p50"] >= 10
+    assert result["e2el_ms"]["p50"] >= 4 * 10 + result["ttft_ms"]["mean"] * 0.5
+    assert result["goodput_per_s"] == 0 and result["model"] == "toy"
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+async def test_chat_with_a_limit_of_concurrency() -> None:
+    engine = ToyEngine(delay=0.01)
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, len(engine.live))
+            await asyncio.sleep(0.001)
+
+    task = asyncio.ensure_future(watch())
+    result = await run_against(engine, endpoint="chat", max_concurrency=2, num_warmups=0)
+    task.cancel()
+    assert (result["completed"], most) == (6, 2)
+    assert result["output_tokens"] == 30
+
+
+async def test_failures_are_counted_and_told() -> None:
+    long = LoadOptions(num_prompts=2, input_len=5000, output_len=5, vocab=200)
+    result = await run_against(ToyEngine(), long, num_warmups=0)
+    assert (result["completed"], result["failed"]) == (0, 2)
+    assert "refused with 400" in result["errors"][0] and "5000 tokens" in result["errors"][0]
+    with pytest.raises(PagodaError, match="refused with 400"):
+        await run_against(ToyEngine(), long)
+
+
+def test_goodput_asks_for_every_limit() -> None:
+    sample = Sample(output_tokens=11, first=0.1, total=1.1)
+    assert sample.per_token == pytest.approx(0.1)
+    assert sample.keeps({"ttft": "100", "tpot": "101"}) and not sample.keeps({"tpot": "99"}) and not sample.keeps({"e2el": "1000"})
+    assert not Sample(error="x").keeps({})
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["bench", "nonsense"], 2, "no benchmark 'nonsense'"),
+        (["bench", "serve", "--goodput", "ttft=x"], 2, "one of ttft, tpot, e2el with milliseconds"),
+        (["bench", "serve", "--request-rate", "0"], 2, "must be above 0"),
+        (["bench", "serve", "--num-prompts", "0"], 2, "must be at least 1"),
+        (["bench", "serve", "--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1 does not answer"),
+    ],
+)
+def test_errors_of_the_command(capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str) -> None:
+    assert main(words) == code
+    assert message in capsys.readouterr().err
+
+
+def test_the_table_has_a_row_for_what_was_measured() -> None:
+    text = table("t", {"a": "b"}, {"first": {"mean": 1.0, "p50": 2.0}, "nothing": {}})
+    assert text.splitlines()[-1].split() == ["first", "1.00", "2.00"]
