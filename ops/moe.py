@@ -107,7 +107,7 @@ class MoeMlpReference(PlainKernel):
         local = self.facts.local or self.facts.experts
         dense = torch.zeros(x.shape[0], self.facts.experts, dtype=weights.dtype, device=x.device)
         dense = dense.scatter_add(1, ids, weights)[:, self.facts.first : self.facts.first + local]
-        total = torch.zeros(x.shape, dtype=weights.dtype, device=x.device)
+        total = torch.zeros(x.shape, dtype=torch.promote_types(weights.dtype, x.dtype), device=x.device)
         for expert in range(local):
             weight = dense[:, expert : expert + 1]
             taken = x * weight.to(x.dtype) if self.facts.scale_input else x

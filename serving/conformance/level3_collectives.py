@@ -1,0 +1,152 @@
+"""Level 3, collectives: worlds of 1, 2 and 4, every dtype, and inside captured steps where claimed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import torch
+from pagoda.hal.comm import Communicator, Topology
+from pagoda.hal.device import Device
+from pagoda.hal.errors import DeviceError
+from pagoda.hal.memory import MemoryKind
+from pagoda.serving.conformance.check import Check, FailedError, Target, expect
+from pagoda.serving.conformance.ranks import free_port, run_ranks
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv", "barrier")
+DTYPES = ("float32", "bfloat16", "float16", "int32", "int64")
+
+
+def checks(target: Target) -> Iterator[Check]:
+    """All of level 3."""
+    yield Check(3, "a world of 1", _alone)
+    for world in (2, 4):
+        yield Check(3, f"a world of {world}", lambda t, w=world: run_ranks(t, w, every_collective)[0])
+    yield Check(3, "two groups in one process", lambda t: run_ranks(t, 2, second_group)[0])
+    yield Check(3, "a rank that ends is an error for the other, soon", lambda t: run_ranks(t, 2, lost_rank)[0])
+    yield Check(3, "a rank that never comes is an error", _absent_rank)
+
+
+def every_collective(device: Device, group: Communicator) -> str:
+    """All eight on this rank, against what the ranks' known contributions give."""
+    used = [name for name in DTYPES if name in device.info.dtypes or name.startswith("int")]
+    for name in used:
+        for size in (1, 6, 1031):
+            _reductions(device, group, getattr(torch, name), size)
+            _exchanges(device, group, getattr(torch, name), size)
+    captured = [op for op in COLLECTIVES if group.capturable(op)]
+    if "all_reduce" in captured:
+        _captured(device, group)
+    return f"{', '.join(used)}; inside captured steps: {', '.join(captured) or 'none'}"
+
+
+def _mine(device: Device, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """What rank `rank` contributes: small integers, so that every dtype sums them exactly."""
+    values = (torch.arange(torch.Size(shape).numel()).view(shape) + 3 * rank) % 11
+    return device.memory.alloc(MemoryKind.WORK, shape, dtype).copy_(values)
+
+
+def _reductions(device: Device, group: Communicator, dtype: torch.dtype, size: int) -> None:
+    everyone = [_mine(device, rank, (group.world * 2, size), dtype) for rank in range(group.world)]
+    own = everyone[group.rank].clone()
+    total = torch.stack(everyone).sum(0).to(dtype)
+    result = group.all_reduce(own)
+    _equal("all_reduce", result, total)
+    expect(result.data_ptr() == own.data_ptr(), "all_reduce is in place")
+    _equal("all_reduce max", group.all_reduce(everyone[group.rank].clone(), "max"), torch.stack(everyone).amax(0))
+    scattered = group.reduce_scatter(everyone[group.rank].clone())
+    _equal("reduce_scatter", scattered, total[2 * group.rank : 2 * group.rank + 2])
+
+
+def _exchanges(device: Device, group: Communicator, dtype: torch.dtype, size: int) -> None:
+    rank, world = group.rank, group.world
+    everyone = [_mine(device, one, (3, size), dtype) for one in range(world)]
+    _equal("all_gather last", group.all_gather(everyone[rank]), torch.cat(everyone, dim=-1))
+    _equal("all_gather first", group.all_gather(everyone[rank], dim=0), torch.cat(everyone, dim=0))
+    _equal("broadcast", group.broadcast(everyone[rank].clone(), root=world - 1), everyone[-1])
+    # Rank a sends a + b + 1 rows to rank b; the row's content says which.
+    counts = [[a + b + 1 for b in range(world)] for a in range(world)]
+    rows = [_mine(device, a, (sum(counts[a]), size), dtype) for a in range(world)]
+    pieces = [rows[a].split(counts[a])[rank] for a in range(world)]
+    _equal("all_to_all", group.all_to_all(rows[rank], counts[rank], [counts[a][rank] for a in range(world)]), torch.cat(pieces))
+    _ring(group, everyone)
+    group.barrier()
+
+
+def _ring(group: Communicator, everyone: list[torch.Tensor]) -> None:
+    if group.world == 1:
+        return
+    after, before = (group.rank + 1) % group.world, (group.rank - 1) % group.world
+    received = torch.zeros_like(everyone[0])
+    if group.rank == 0:
+        group.send(everyone[0], after)
+        group.recv(received, before)
+    else:
+        group.recv(received, before)
+        group.send(everyone[group.rank], after)
+    _equal("send and recv", received, everyone[before])
+
+
+def _captured(device: Device, group: Communicator) -> None:
+    x = _mine(device, group.rank, (5, 7), torch.float32)
+    replay = device.graphs.capture("all_reduce", lambda tensor: group.all_reduce(tensor * 2), (x,))
+    for turn in range(3):
+        x.copy_(_mine(device, group.rank + turn, (5, 7), torch.float32))
+        expected = sum(_mine(device, rank + turn, (5, 7), torch.float32).cpu() * 2 for rank in range(group.world))
+        result = replay()
+        device.synchronize()
+        _equal("all_reduce inside a captured step", result, expected)
+
+
+def second_group(device: Device, group: Communicator) -> str:
+    """Another group of the same ranks beside the first, each with its own traffic."""
+    port = device.memory.alloc(MemoryKind.WORK, (1,), torch.int64).fill_(free_port())
+    address = f"127.0.0.1:{int(group.broadcast(port).cpu())}"
+    other = device.communicator(Topology(group.rank, group.world, address, "second", 60))
+    x = _mine(device, group.rank, (4,), torch.float32)
+    first, second = group.all_reduce(x.clone()), other.all_reduce(x.clone(), "max")
+    expect(not torch.equal(first.cpu(), second.cpu()), "two groups gave the same result for different operations")
+    other.close()
+    group.barrier()
+    return "independent, and one outlives the other"
+
+
+def lost_rank(device: Device, group: Communicator) -> str:
+    """Rank 1 leaves; rank 0 must get `DeviceError` well before it gives up for good."""
+    if group.rank == 1:
+        group.close()
+        return "left"
+    start = time.monotonic()
+    try:
+        group.all_reduce(_mine(device, 0, (1000,), torch.float32))
+        device.synchronize()
+    except DeviceError:
+        return f"DeviceError after {time.monotonic() - start:.1f} s"
+    raise FailedError("a collective with a rank that left succeeded")
+
+
+def _absent_rank(target: Target) -> None:
+    start = time.monotonic()
+    try:
+        target.device.communicator(Topology(1, 2, f"127.0.0.1:{free_port()}", "alone", 2))
+    except DeviceError:
+        expect(time.monotonic() - start < 60, "it took over a minute to give up after a time-out of 2 s")
+    else:
+        raise FailedError("a group of two was joined by one")
+
+
+def _alone(target: Target) -> str:
+    group = target.device.communicator(Topology(0, 1))
+    try:
+        return every_collective(target.device, group)
+    finally:
+        group.close()
+
+
+def _equal(what: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+    found, expected = found.cpu(), expected.cpu()
+    same = found.shape == expected.shape and torch.equal(found, expected)
+    expect(
+        same,
+        f"{what} [{found.dtype}] of {tuple(expected.shape)} gave {found.flatten()[:8].tolist()}, not {expected.flatten()[:8].tolist()}",
+    )

@@ -1,0 +1,101 @@
+"""Runs levels on a device and makes the report."""
+
+from __future__ import annotations
+
+import platform
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from pagoda.hal.device import Device
+from pagoda.hal.discovery import choose
+from pagoda.hal.errors import ConfigError, PagodaError
+from pagoda.ops.table import candidates
+from pagoda.serving.conformance import level0_device, level1_kernels, level2_graphs, level3_collectives
+from pagoda.serving.conformance.check import Check, FailedError, SkippedError, Target, UnclaimedError
+from pagoda.serving.conformance.report import LEVELS, Outcome, Report, Result
+
+CHECKS: tuple[Callable[[Target], Iterator[Check]], ...] = (
+    level0_device.checks,
+    level1_kernels.checks,
+    level2_graphs.checks,
+    level3_collectives.checks,
+)
+"""Per level, what makes its checks."""
+
+
+def open_target(name: str) -> Target:
+    """The device under test. Raises `DeviceError` when it is not here and `ConfigError` for one that computes nothing."""
+    found = choose(name)
+    device = found.backend.open()
+    if device.torch_device.type == "meta":
+        raise ConfigError(f"device {name!r} computes nothing, so there is nothing to hold it to; name one that does")
+    return Target(found.backend, device)
+
+
+def all_checks(target: Target, levels: Iterable[int]) -> list[Check]:
+    """The checks of these levels, in order."""
+    return [check for level in levels for check in CHECKS[level](target)]
+
+
+def run_levels(name: str, levels: tuple[int, ...] = tuple(range(len(LEVELS))), say: Callable[[Result], None] | None = None) -> Report:
+    """Run `levels` on device `name`; `say` is told each result as it comes."""
+    unknown = [level for level in levels if not 0 <= level < len(CHECKS)]
+    if unknown:
+        raise ConfigError(f"there is no conformance level {unknown[0]}; levels are 0 to {len(CHECKS) - 1}: {', '.join(LEVELS)}")
+    target = open_target(name)
+    report = Report(target.backend.name, _facts(target.device), _kernels(target), levels)
+    for check in all_checks(target, levels):
+        result = run_check(check, target)
+        report.results.append(result)
+        if say is not None:
+            say(result)
+    return report
+
+
+def run_check(check: Check, target: Target) -> Result:
+    """One check; never raises for what the device does wrong."""
+    start = time.perf_counter()
+    outcome, detail = _answer(check, target)
+    return Result(check.level, check.name, outcome, detail, time.perf_counter() - start)
+
+
+def _answer(check: Check, target: Target) -> tuple[Outcome, str]:
+    try:
+        return Outcome.PASSED, check.run(target) or ""
+    except UnclaimedError as reason:
+        return Outcome.UNCLAIMED, str(reason)
+    except SkippedError as reason:
+        return Outcome.SKIPPED, str(reason)
+    except (FailedError, PagodaError) as error:
+        return Outcome.FAILED, str(error) if isinstance(error, FailedError) else f"{type(error).__name__}: {error}"
+    except Exception:
+        return Outcome.FAILED, traceback.format_exc(limit=-4)
+
+
+def _facts(device: Device) -> dict[str, str]:
+    info = device.info
+    packages = {name: _version(name) for name in ("pagoda-llm", "torch", "triton", "transformers")}
+    return {
+        "device": f"{info.vendor} {info.model} ({info.arch})",
+        "memory": f"{info.memory_bytes:,} bytes",
+        "dtypes": ", ".join(sorted(info.dtypes)),
+        "features": ", ".join(sorted(feature.value for feature in info.features)),
+        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "packages": ", ".join(f"{name} {number}" for name, number in packages.items() if number),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _kernels(target: Target) -> dict[str, list[str]]:
+    offered: dict[str, list[str]] = {}
+    for kernel in sorted(candidates(target.backend), key=lambda kernel: kernel.op):
+        offered.setdefault(kernel.op, []).append(kernel.name)
+    return offered

@@ -1,0 +1,25 @@
+"""The built-in devices conform."""
+
+from __future__ import annotations
+
+import pytest
+from pagoda.serving.conformance.runner import run_levels
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_device_and_graphs(device: str) -> None:
+    report = run_levels(device, (0, 2))
+    assert report.passed(), report.to_markdown()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_kernels(device: str) -> None:
+    report = run_levels(device, (1,))
+    assert report.passed(), report.to_markdown()
+
+
+@pytest.mark.heavy
+def test_collectives() -> None:
+    report = run_levels("cpu", (3,))
+    assert report.passed(), report.to_markdown()
