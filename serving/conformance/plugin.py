@@ -24,10 +24,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
     target = open_target(name)
     levels = sorted(set(config.getoption("--pagoda-level") or range(len(LEVELS))))
-    items += [
-        ConformanceItem.from_parent(session, name=f"{LEVELS[c.level]}: {c.name}", check=c, target=target)
-        for c in all_checks(target, levels)
-    ]
+    for check in all_checks(target, levels):
+        items.append(ConformanceItem.from_parent(session, name=f"{LEVELS[check.level]}: {check.name}", check=check, target=target))
 
 
 class ConformanceItem(pytest.Item):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -14,7 +15,7 @@ from pagoda.backends.torch_host.memory import HostMemory
 from pagoda.hal.discovery import find
 from pagoda.hal.errors import ConfigError
 from pagoda.hal.graphs import Replay
-from pagoda.hal.kernel import Kernel, Needs, PlainKernel
+from pagoda.hal.kernel import Kernel, Needs
 from pagoda.hal.memory import MemoryKind, MemoryPlan, MemoryRequest
 from pagoda.serving.conformance import level0_device, level1_kernels, level2_graphs
 from pagoda.serving.conformance.check import Check, SkippedError, Target, UnclaimedError
@@ -113,11 +114,13 @@ def test_a_stale_replay_is_caught(target: Target) -> None:
     assert run(target, name, level2_graphs.checks).outcome is Outcome.FAILED
 
 
+HALVED = """
+import torch
+from pagoda.hal.kernel import PlainKernel
 class Halved(PlainKernel):
-    """A matrix product that forgets the bias and loses the last row."""
-
-    def run(self, packed: Any, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(x, packed["weight"])
+    def run(self, packed, x):
+        return torch.nn.functional.linear(x, packed["weight"]) / 2
+"""
 
 
 class WithKernels:
@@ -132,11 +135,11 @@ class WithKernels:
 @pytest.mark.parametrize(
     ("kernel", "outcome", "says"),
     [
-        (Kernel("gemm", "mine", "conformance_halved:Halved"), Outcome.FAILED, "error"),
+        (Kernel("gemm", "mine", "conformance_halved:Halved"), Outcome.FAILED, ", allowed "),
         (Kernel("gemm", "mine", "no.such:Module"), Outcome.FAILED, "No module named"),
         (Kernel("gemm", "mine", "pagoda.ops.linear:GemmReference"), Outcome.PASSED, "cases"),
         (
-            Kernel("gemm", "mine", "pagoda.ops.linear:GemmReference", accepts=lambda facts: "never"),
+            Kernel("gemm", "mine", "no.such:Module", accepts=lambda facts: "never"),
             Outcome.FAILED,
             "no generated case reaches",
         ),
@@ -144,7 +147,11 @@ class WithKernels:
         (Kernel("gemmm", "mine", "no.such:Module"), Outcome.FAILED, "no primitive 'gemmm'"),
     ],
 )
-def test_each_registered_kernel_is_judged(target: Target, kernel: Kernel, outcome: Outcome, says: str) -> None:
+def test_each_registered_kernel_is_judged(
+    target: Target, kernel: Kernel, outcome: Outcome, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conformance_halved.py").write_text(HALVED)
+    monkeypatch.syspath_prepend(str(tmp_path))
     result = run(Target(WithKernels(kernel), target.device), f"{kernel.op}=mine", level1_kernels.checks)  # type: ignore[arg-type]
     assert result.outcome is outcome and says in result.detail, result
 
