@@ -1,0 +1,103 @@
+"""Right before fast, on any device: `python ci/device_check.py --device cuda --out DIR [--parity DIR] [--steps kernels,parity,shape]`.
+
+Needs neither an install nor the server's packages. Steps: `kernels` checks every registered kernel against its float64 oracle,
+`parity` runs checkpoints with recorded reference outputs, `shape` runs a dummy 0.6 B model in this process. Writes
+device-check.json under --out and exits non-zero when something is red.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "ci"))
+
+from link import link  # noqa: E402
+
+Step = Callable[[argparse.Namespace], dict[str, Any]]
+
+
+def main() -> int:
+    options = _options()
+    site = Path(tempfile.mkdtemp())
+    link(site)
+    sys.path.insert(0, str(site))
+    results: dict[str, Any] = {"machine": _machine(), "steps": {}}
+    for name in options.steps.split(","):
+        print(f"== {name}", flush=True)
+        start = time.perf_counter()
+        try:
+            result = STEPS[name](options)
+        except Exception:
+            traceback.print_exc()
+            result = {"ok": False, "error": traceback.format_exc()}
+        results["steps"][name] = {**result, "seconds": round(time.perf_counter() - start, 1)}
+        print(f"── {name}: {'ok' if result['ok'] else 'FAILED'} in {results['steps'][name]['seconds']} s", flush=True)
+        Path(options.out).mkdir(parents=True, exist_ok=True)
+        (Path(options.out) / "device-check.json").write_text(json.dumps(results, indent=1))
+    return 0 if all(step["ok"] for step in results["steps"].values()) else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", default="device-check")
+    parser.add_argument("--parity", help="folder of checkpoints with reference.safetensors")
+    parser.add_argument("--steps", default="kernels,parity,shape")
+    return parser.parse_args()
+
+
+def _machine() -> dict[str, str]:
+    import torch
+
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+    return {"python": platform.python_version(), "torch": torch.__version__, "device": name, "date": time.strftime("%Y-%m-%d")}
+
+
+def kernels(options: argparse.Namespace) -> dict[str, Any]:
+    from pagoda.hal.discovery import choose
+    from pagoda.ops.check import check_kernel
+    from pagoda.ops.registry import ALL_OPS
+    from pagoda.ops.table import candidates
+
+    warnings.simplefilter("ignore")
+    backend = choose(options.device).backend
+    device = backend.open(0)
+    rows = []
+    for kernel in candidates(backend):
+        op = ALL_OPS[kernel.op]
+        for dtype in sorted(set(op.dtypes) & set(kernel.needs.dtypes or op.dtypes) & device.info.dtypes):
+            report = check_kernel(kernel, op, dtype=dtype, device=device.torch_device, info=device.info)
+            print(report, flush=True)
+            rows.append({"op": report.op, "kernel": report.kernel, "dtype": dtype, "ran": report.ran, "worst": report.worst,
+                         "failures": [list(failure) for failure in report.failures]})  # fmt: skip
+    return {"ok": not any(row["failures"] for row in rows), "kernels": rows}
+
+
+def parity(options: argparse.Namespace) -> dict[str, Any]:
+    from pagoda.hal.discovery import choose
+    from pagoda.serving.cli.parity import check
+
+    backend = choose(options.device).backend
+    reports = []
+    for path in sorted(Path(options.parity).iterdir()):
+        reports.append(check(path, backend))
+        print(reports[-1], flush=True)
+    rows = [{"checkpoint": Path(r.path).name, "passed": r.passed, "line": str(r)} for r in reports]
+    return {"ok": bool(rows) and all(row["passed"] for row in rows), "checkpoints": rows}
+
+
+STEPS: dict[str, Step] = {"kernels": kernels, "parity": parity}
+
+if __name__ == "__main__":
+    sys.exit(main())
