@@ -80,6 +80,7 @@ class Admitter:
             if source:
                 admitted.sources.append(source)
                 admitted.targets.append(int(ledger.tables.tables[group][slot, len(start.pages[group])]))
+        sequence.parent = None  # from here on their tokens differ
         ledger.run(sequence)
         admitted.slots.append(slot)
         admitted.counts.append(count)

@@ -119,7 +119,7 @@ class ToyRanks:
                     page = int(table[row, index])
                     assert page > 0, "a token would be written to page 0"
                     assert writes.setdefault(page, owner) == owner, f"two sequences write page {page}"
-                for page in table[row][table[row] > 0].tolist():
+                for page in table[row, rule.first_page(start) : rule.pages(end)].tolist():
                     reads.setdefault(page, set()).add(owner)
         return reads, writes
 
@@ -174,7 +174,9 @@ class ToyRanks:
             for position in range(int(rule.first_visible(start)), end):
                 page = int(table[row, position // rule.tokens_per_page])
                 found = self.pages.get(page, {}).get(position % rule.tokens_per_page)
-                assert found == (number, chain[position]), f"row {row} of step {plan.step} reads a wrong page {page} at position {position}"
+                assert found == (number, chain[position]), (
+                    f"{found} {number}: row {row} of step {plan.step} reads a wrong page {page} at position {position}"
+                )
         return chain
 
 
@@ -204,6 +206,7 @@ class Toy:
         self.deltas: dict[str, list[RequestDelta]] = {}
         self.ended: list[str] = []
         self.plans: list[StepPlan] = []
+        self.broken = False
 
     def submit(self, request_id, prompt, *, request=None, gates=(), **params):
         params = SamplingParams(**{"temperature": 0.0, "seed": 3, **params})
@@ -213,15 +216,19 @@ class Toy:
         self.tokens[request_id], self.reasons[request_id], self.deltas[request_id] = {}, {}, []
 
     def plan(self) -> StepPlan | None:
+        self.broken = True
         plan = self.scheduler.plan()
         if plan is not None:
             self.plans.append(plan)
             self.ranks.take(plan)
+        self.broken = False
         return plan
 
     def commit(self):
+        self.broken = True
         self.hear(self.scheduler.commit(*self.ranks.run()))
         self.check_books()
+        self.broken = False
 
     def step(self) -> bool:
         """One turn of the engine loop: plan as deep as it goes, then commit the oldest step."""
