@@ -101,6 +101,7 @@ class Kernel:
         accepts: the rest of the question, asked once at resolution.
         rank: measured preference for these facts (a lookup in a table that a benchmark in the tree makes); highest wins.
         claims: what conformance may hold it to: "batch_invariant", "capturable".
+        packed_bytes: bytes that `pack` keeps of one use, where they differ from those of its inputs.
         needs_host_lengths: `plan` reads exact lengths on the host, which bars multi-step replays.
     """
 
@@ -111,6 +112,7 @@ class Kernel:
     accepts: Callable[[Any], Reason | None] | None = None
     rank: Callable[[Any], float] | float = 0.0
     claims: frozenset[str] = frozenset()
+    packed_bytes: Callable[[Any], int] | None = None
     needs_host_lengths: bool = False
 
     def refuse(self, info: DeviceInfo, facts: Facts) -> Reason | None:

@@ -46,6 +46,12 @@ class GemmGgufReference(PlainKernel):
         return F.linear(x, weight, packed.get("bias"))
 
 
+def dequantised_bytes(facts: GemmGgufFacts) -> int:
+    """What `GemmGgufDequantised` keeps of one weight."""
+    size: int = getattr(torch, facts.dtype).itemsize
+    return facts.out_features * (facts.in_features + facts.bias) * size
+
+
 class GemmGgufDequantised(PlainKernel):
     """The same, decoded once by `pack`: as fast as a plain product, at the memory of the computing dtype."""
 

@@ -9,14 +9,16 @@ from pagoda.hal.kernel import Kernel
 from pagoda.ops.cases.activation import ACTIVATION, GATED_ACTIVATION
 from pagoda.ops.cases.attention import PAGED_ATTENTION, WRITE_KV
 from pagoda.ops.cases.linear import EMBEDDING, GEMM
+from pagoda.ops.cases.linear_gguf import EMBEDDING_GGUF, GEMM_GGUF
 from pagoda.ops.cases.moe import MOE_MLP, ROUTE
 from pagoda.ops.cases.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
 from pagoda.ops.cases.rope import ROPE
 from pagoda.ops.cases.sampling import PENALIZE, SAMPLE, TOKEN_BITMASK, TOP_LOGPROBS
+from pagoda.ops.linear_gguf import dequantised_bytes
 from pagoda.ops.op import Op
 
 _OPS = (
-    GEMM, EMBEDDING,
+    GEMM, EMBEDDING, GEMM_GGUF, EMBEDDING_GGUF,
     RMS_NORM, ADD_RMS_NORM, LAYER_NORM,
     GATED_ACTIVATION, ACTIVATION,
     ROPE, WRITE_KV, PAGED_ATTENTION,
@@ -31,3 +33,9 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in _OPS})
 def reference_kernels() -> tuple[Kernel, ...]:
     """The portable references: with them alone every device runs everything."""
     return tuple(op.reference_kernel() for op in _OPS)
+
+
+def portable_kernels() -> tuple[Kernel, ...]:
+    """Implementations in plain torch that beat a reference on any device, at a price that a plan can name."""
+    path = "pagoda.ops.linear_gguf:GemmGgufDequantised"
+    return (Kernel("gemm_gguf", "dequantised", path, rank=0.0, packed_bytes=dequantised_bytes),)

@@ -1,4 +1,4 @@
-"""The kernel table of a device: the references, the backend's own kernels, and those that plugins offer for it."""
+"""The kernel table of a device: the references, the portable kernels, the backend's own kernels, and those that plugins offer for it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pagoda.hal.discovery import plugin_kernels
 from pagoda.hal.info import DeviceInfo
 from pagoda.hal.kernel import Kernel
 from pagoda.hal.table import KernelPolicy, KernelTable
-from pagoda.ops.registry import reference_kernels
+from pagoda.ops.registry import portable_kernels, reference_kernels
 
 
 def candidates(backend: Backend) -> tuple[Kernel, ...]:
     """Every kernel that could run on a device of `backend`."""
-    return (*reference_kernels(), *backend.kernels(), *plugin_kernels(backend.name))
+    return (*reference_kernels(), *portable_kernels(), *backend.kernels(), *plugin_kernels(backend.name))
 
 
 def kernel_table(backend: Backend, info: DeviceInfo, policy: KernelPolicy | None = None) -> KernelTable:
