@@ -8,7 +8,6 @@ from math import prod
 from typing import Any
 
 import torch
-
 from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
 from pagoda.hal.kernel import Facts, KernelRun
@@ -171,12 +170,18 @@ class Builder:
 
     def _packed(self, use: FormatUse, tensors: Mapping[str, torch.Tensor], refill: bool = True) -> tuple[KernelRun, Any]:
         kernel = self.kernel(use.op, use.facts)
+        self._count_packed(use, refill)
         if not self.loading:
             return kernel, None
         packed = kernel.pack(tensors)
         if refill:
             self._refill.append(lambda: kernel.pack({name: tensor.to(self.torch_device) for name, tensor in use.load().items()}, packed))
         return kernel, packed
+
+    def _count_packed(self, use: FormatUse, own: bool) -> None:
+        packed_bytes = self.table.choose(use.op, use.facts).chosen.packed_bytes if self.table is not None else None
+        if packed_bytes is not None:
+            self.nbytes += packed_bytes(use.facts) - (use.nbytes if own else 0)
 
     @property
     def torch_device(self) -> torch.device:
@@ -193,4 +198,3 @@ class Builder:
 
     def _want(self, path: str, shape: tuple[int, ...], role: Role, formatted: bool = False) -> None:
         self.parameters[path] = Parameter(path, shape, role, formatted)
-

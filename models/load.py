@@ -1,16 +1,14 @@
-"""From a checkpoint to a model: `open_checkpoint`, `describe` before any weight is read, `load_model`."""
+"""From a checkpoint to a model: `open_checkpoint` (passed on), `describe` before any weight is read, `load_model`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
-from pagoda.hal.errors import CheckpointError, ConfigError, KernelError, ModelError
+from pagoda.hal.errors import KernelError, ModelError
 from pagoda.hal.kernel import Facts
 from pagoda.hal.kv import DTYPE_BYTES
 from pagoda.hal.table import KernelTable
@@ -20,7 +18,7 @@ from pagoda.models.config import Config
 from pagoda.models.decoder import Decoder
 from pagoda.models.family import Family
 from pagoda.models.loading.dummy_source import DummySource
-from pagoda.models.loading.safetensors_source import SafetensorsSource, safetensors_files
+from pagoda.models.loading.open import Checkpoint, open_checkpoint
 from pagoda.models.model import ModelFacts
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.registry import find_family
@@ -29,24 +27,10 @@ from pagoda.models.weights import WeightSource
 from pagoda.quant.format import Format, StoredTensor
 from pagoda.quant.registry import format_for
 
+__all__ = ["Checkpoint", "Description", "describe", "load_model", "open_checkpoint", "read_spec"]
+
 COMPUTE = ("bfloat16", "float16", "float32")
 """Dtypes that a model may compute in, the first ones preferred where a checkpoint does not say."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A model's configuration, and how to open its weights.
-
-    Attributes:
-        config, generation_config: as in the JSON files (GGUF metadata is translated).
-        open: opens the weights; None for dummy weights.
-        where: for messages.
-    """
-
-    config: Mapping[str, Any]
-    generation_config: Mapping[str, Any]
-    open: Callable[[], WeightSource] | None
-    where: str
 
 
 @dataclass(frozen=True)
@@ -67,20 +51,6 @@ class Description:
     parameters: Mapping[str, Parameter]
     uses: tuple[tuple[str, Facts], ...]
     stored: Mapping[str, StoredTensor]
-
-
-def open_checkpoint(path: str | Path, load_format: str = "auto", overrides: Mapping[str, Any] | None = None) -> Checkpoint:
-    """Read the configuration of a local folder or GGUF file.
-
-    Raises `ConfigError` when there is nothing to read at `path`, `CheckpointError` when what is there is damaged.
-    """
-    path = Path(path)
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"{path} holds no config.json and is no GGUF file; give a checkpoint folder, a GGUF file, or a name that `pagoda pull` knows")
-    config = {**_json(path / "config.json"), **(overrides or {})}
-    generation = _json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
-    open_source = None if load_format == "dummy" else lambda: SafetensorsSource(*safetensors_files(path))
-    return Checkpoint(config, generation, open_source, str(path))
 
 
 def describe(
@@ -132,7 +102,9 @@ def read_spec(family: Family, config: Mapping[str, Any]) -> DecoderSpec:
     return spec
 
 
-def load_model(description: Description, device: Device, table: KernelTable, communicator: Communicator | None = None, seed: int = 0) -> Decoder:
+def load_model(
+    description: Description, device: Device, table: KernelTable, communicator: Communicator | None = None, seed: int = 0
+) -> Decoder:
     """Read, pack and place the weights of one rank. Without stored tensors the weights are random numbers drawn from `seed`.
 
     Args:
@@ -148,16 +120,6 @@ def load_model(description: Description, device: Device, table: KernelTable, com
         communicator = None
     build = Builder(description.numerics, description.shard, description.format, stored, table, device, communicator)
     return Decoder(description.spec, build, description.facts)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}; fetch it again") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, found {type(values).__name__}")
-    return values
 
 
 def _dtype(config: Mapping[str, Any], asked: str, available: tuple[str, ...]) -> str:

@@ -40,6 +40,11 @@ class GgufModel:
         self._check_count()
         self.config = gguf_config(self.metadata, self.tensors)
 
+    def source(self) -> GgufSource:
+        """The weights under the hub's names."""
+        rules = gguf_rules(self.metadata["general.architecture"], self.config)
+        return GgufSource(apply(rules, self.tensors))
+
     def _check_count(self) -> None:
         expected = self.metadata.get("split.tensors.count", len(self.tensors))
         if expected != len(self.tensors):
@@ -51,10 +56,8 @@ class GgufSource:
 
     naming: Naming = "hf"
 
-    def __init__(self, path: Path) -> None:
-        model = GgufModel(path)
-        rules = gguf_rules(model.metadata["general.architecture"], model.config)
-        self.tensors: Mapping[str, StoredTensor] = apply(rules, model.tensors)
+    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+        self.tensors = tensors
 
     def close(self) -> None:
         """Nothing is held open: each read maps its own bytes."""

@@ -41,7 +41,8 @@ def fields(b: torch.Tensor, shifts: Sequence[int], mask: int, span: int) -> torc
 
 def nibbles(b: torch.Tensor, span: int) -> torch.Tensor:
     """Low, then high nibbles of each run of `span` bytes."""
-    return fields(b, (0, 4), 15, span)
+    runs = b.unflatten(-1, (-1, span))
+    return torch.stack([runs & 15, runs >> 4], -2).flatten(1)
 
 
 def bits(b: torch.Tensor) -> torch.Tensor:

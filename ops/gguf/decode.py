@@ -68,10 +68,10 @@ def decode(data: torch.Tensor, kind: GgmlType) -> torch.Tensor:
     return DECODERS[kind](blocks).view(*data.shape[:-1], elements)
 
 
-def decode_into(out: torch.Tensor, data: torch.Tensor, kind: GgmlType, elements_at_once: int = 1 << 22) -> torch.Tensor:
+def decode_into(out: torch.Tensor, data: torch.Tensor, kind: GgmlType, elements_at_once: int = 1 << 17) -> torch.Tensor:
     """`decode` rows `[R, row_bytes]` into `out [R, elements]` of any float dtype, a few rows at a time.
 
-    The working memory is bounded by `elements_at_once`, whatever the tensor's size.
+    The working memory is bounded by `elements_at_once`, whatever the tensor is: it stays in the cache of a processor.
     """
     step = max(1, elements_at_once // max(1, out.shape[-1]))
     for start in range(0, out.shape[0], step):
