@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,9 +26,10 @@ class Operations:
     def __init__(self, service: Service, version: str, settings: dict[str, Any]) -> None:
         self._service, self._version, self._settings = service, version, settings
         self._page = PAGE.read_bytes()
+        self._page_headers = {**_PAGE_HEADERS, "Content-Security-Policy": _content_policy(self._page)}
 
     async def page(self, request: Request) -> Response:
-        return Response(self._page, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
+        return Response(self._page, media_type="text/html; charset=utf-8", headers=self._page_headers)
 
     async def health(self, request: Request) -> Response:
         """200 while the engine lives and the server takes requests, else 503."""
@@ -49,7 +53,9 @@ class Operations:
     async def stats(self, request: Request) -> Response:
         facts = self._service.client.facts
         fixed = {"model": self._service.card.names[0], "max_model_len": facts.max_model_len, "device": facts.device}
-        return _json({**asdict(await self._stats()), **fixed})
+        stats = asdict(await self._stats())
+        alive = self._service.dead is None and not self._service.draining
+        return _json({**stats, **fixed, "alive": alive})
 
     async def server_info(self, request: Request) -> Response:
         return _json({"version": self._version, **self._settings, "engine": asdict(self._service.client.facts)})
@@ -77,10 +83,19 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'"
-    ),
 }
+
+
+def _content_policy(page: bytes) -> str:
+    """Only the page's own script and style run, and only this server is called."""
+
+    def hashes(tag: bytes) -> str:
+        found = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), page, re.DOTALL)
+        return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'" for text in found)
+
+    scripts, styles = hashes(b"script"), hashes(b"style")
+    rest = "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; script-src {scripts}; style-src {styles}; {rest}"
 
 
 def _json(content: Any) -> Response:

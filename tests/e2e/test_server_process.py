@@ -1,0 +1,180 @@
+"""A server process over the toy engine: start, listening addresses, TLS, drain, abort, and the engine's death."""
+
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+from toy_process import ServerProcess
+from toy_server import events
+
+LONG = {"prompt": "abc", "max_tokens": 60, "ignore_eos": True, "stream": True}
+
+
+class Running:
+    """A request in a thread."""
+
+    def __init__(self, url, body, path="/v1/completions"):
+        self.response = None
+        self._thread = threading.Thread(target=self._send, args=(url + path, body))
+        self._thread.start()
+
+    def _send(self, url, body):
+        self.response = httpx.post(url, json=body, timeout=60)
+
+    def join(self):
+        self._thread.join(60)
+        return self.response
+
+
+def until(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def loaded(url):
+    until(lambda: httpx.get(f"{url}/load").json()["server_load"] > 0)
+
+
+def test_sigterm_lets_running_requests_finish_and_refuses_new_ones():
+    with ServerProcess.toy(delay=0.03) as server:
+        running = Running(server.where, LONG)
+        loaded(server.where)
+        server.signal(signal.SIGTERM)
+        until(lambda: httpx.get(f"{server.where}/health").status_code == 503)
+        refused = httpx.post(f"{server.where}/v1/completions", json={"prompt": "a"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        chunks = events(running.join().text)
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        assert len("".join(chunk["choices"][0]["text"] for chunk in chunks)) == 45
+        assert server.wait() == 0
+
+
+def test_requests_that_outlast_the_drain_are_aborted():
+    with ServerProcess.toy(delay=0.05, shutdown_timeout=0.3) as server:
+        streamed = Running(server.where, {**LONG, "max_tokens": 4000})
+        whole = Running(server.where, {**LONG, "max_tokens": 4000, "stream": False})
+        until(lambda: httpx.get(f"{server.where}/load").json()["server_load"] == 2)
+        server.signal(signal.SIGTERM)
+        assert events(streamed.join().text)[-1]["choices"][0]["finish_reason"] == "abort"
+        assert whole.join().json()["choices"][0]["finish_reason"] == "abort"
+        assert server.wait() == 0
+
+
+def test_a_second_signal_cuts_the_drain_short():
+    with ServerProcess.toy(delay=0.05) as server:
+        running = Running(server.where, {**LONG, "max_tokens": 4000})
+        loaded(server.where)
+        server.signal(signal.SIGINT)
+        until(lambda: httpx.get(f"{server.where}/health").status_code == 503)
+        server.signal(signal.SIGINT)
+        assert events(running.join().text)[-1]["choices"][0]["finish_reason"] == "abort"
+        assert server.wait(10) == 0
+
+
+def test_an_idle_server_ends_at_once():
+    with ServerProcess.toy() as server, httpx.Client() as kept_alive:
+        assert kept_alive.get(f"{server.where}/health").status_code == 200
+        server.signal(signal.SIGTERM)
+        assert server.wait(8) == 0
+
+
+def test_a_dead_engine_ends_the_server_with_an_error():
+    with ServerProcess.toy(delay=0.05) as server:
+        streamed = Running(server.where, LONG)
+        whole = Running(server.where, {**LONG, "stream": False})
+        until(lambda: httpx.get(f"{server.where}/load").json()["server_load"] == 2)
+        server.signal(signal.SIGUSR1)
+        assert events(streamed.join().text)[-1]["error"]["code"] == "engine_dead"
+        assert whole.join().status_code == 503
+        assert httpx.get(f"{server.where}/health").status_code == 503
+        assert server.wait(15) == 1
+        assert any("killed by a test" in line for line in server.errors)
+
+
+def test_an_idle_server_notices_its_engine_die():
+    with ServerProcess.toy() as server:
+        server.signal(signal.SIGUSR1)
+        assert server.wait(15) == 1
+
+
+def test_unix_socket(tmp_path):
+    path = str(tmp_path / "pagoda.sock")
+    with ServerProcess.toy(uds=path) as server:
+        transport = httpx.HTTPTransport(uds=path)
+        with httpx.Client(transport=transport, base_url="http://localhost") as http:
+            assert http.post("/v1/completions", json={"prompt": "ab"}).json()["choices"][0]["text"] == "ab"
+        assert pasted(server.lines[1])
+        assert pasted(server.lines[2])
+        with pytest.raises(RuntimeError, match="another server listens"):
+            ServerProcess.toy(uds=path)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+
+def test_a_port_in_use_is_a_clear_error():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(RuntimeError, match="cannot listen on 127"):
+            ServerProcess.toy(port=taken.getsockname()[1])
+
+
+def pasted(line):
+    """The answer's text when a printed line is given to a shell."""
+    line = line.strip().replace("python -c", f"{sys.executable} -W ignore -c", 1)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return "user:Say hello." in done.stdout
+
+
+def test_the_printed_lines_work_as_pasted():
+    with ServerProcess.toy() as server:
+        assert server.lines[1].startswith("  curl ")
+        assert server.lines[2].startswith("  python -c ")
+        assert pasted(server.lines[1])
+        assert pasted(server.lines[2])
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = str(folder / "key.pem"), str(folder / "cert.pem")
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*command.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return key, cert
+
+
+def test_tls(certificate):
+    key, cert = certificate
+    with ServerProcess.toy(ssl_keyfile=key, ssl_certfile=cert) as server:
+        assert server.where.startswith("https://127.0.0.1:")
+        context = ssl.create_default_context(cafile=cert)
+        assert httpx.get(f"{server.where}/health", verify=context).status_code == 200
+        assert pasted(server.lines[1])
+
+
+def test_client_certificates(certificate):
+    key, cert = certificate
+    with ServerProcess.toy(ssl_keyfile=key, ssl_certfile=cert, ssl_ca_certs=cert, ssl_cert_reqs=2) as server:
+        context = ssl.create_default_context(cafile=cert)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{server.where}/health", verify=context)
+        context.load_cert_chain(cert, key)
+        assert httpx.get(f"{server.where}/health", verify=context).status_code == 200
+
+
+def test_the_access_log_can_be_switched_off():
+    for off in (False, True):
+        with ServerProcess.toy(disable_access_log=off) as server:
+            httpx.get(f"{server.where}/version")
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0
+            assert any("GET /version" in line for line in server.errors) is not off

@@ -1,0 +1,87 @@
+"""A server process over the toy engine: `python toy_process.py '{"port": 0}' [seconds a step]`. SIGUSR1 kills its engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+READY = re.compile(r"Pagoda is ready .* at (?P<where>.*)$")
+
+
+class ServerProcess:
+    """A started server, for tests: its address, what it printed, and its end."""
+
+    def __init__(self, command: list[str], patience: float = 60.0) -> None:
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+        self.errors: list[str] = []
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read_errors, daemon=True)
+        self._reader.start()
+        watchdog = threading.Timer(patience, self.process.kill)
+        watchdog.start()
+        self.where = self._wait_ready()
+        watchdog.cancel()
+
+    @classmethod
+    def toy(cls, delay: float = 0.0, **flags: Any) -> ServerProcess:
+        return cls([sys.executable, __file__, json.dumps({"host": "127.0.0.1", "port": 0, **flags}), str(delay)])
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr
+        self.errors.extend(self.process.stderr)
+
+    def _wait_ready(self) -> str:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if match := READY.match(line):
+                self.lines += [self.process.stdout.readline().rstrip("\n") for _ in range(2)]
+                return match["where"]
+        self.process.wait()
+        self._reader.join(5)
+        raise RuntimeError(f"the server ended with {self.process.returncode}: {''.join(self.errors)}")
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = 30.0) -> int:
+        code = self.process.wait(timeout)
+        self._reader.join(5)
+        return code
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait()
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe
+            pipe.close()
+
+
+def main() -> int:
+    sys.path.insert(0, str(Path(__file__).parent))
+    from pagoda.serving.api.config import ServerConfig
+    from pagoda.serving.api.server import bind, run_service, set_up_logging
+    from pagoda.serving.api.service import ModelCard, Service
+    from toy_engine import ToyEngine, toy_text
+
+    config = ServerConfig(**json.loads(sys.argv[1]))
+    set_up_logging(config)
+    engine = ToyEngine(float(sys.argv[2]))
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(engine, "dead", "the engine was killed by a test"))
+    service = Service(engine, toy_text(), ModelCard(config.served_model_name or ("toy",), "toy"), config)
+    return run_service(service, bind(config), stats=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
