@@ -42,9 +42,11 @@ def tolerance(dtype: str, reduction: int = 1, roundings: int = 1, gain: float = 
 
 
 def by_rows(*indices: int) -> Callable[[Case], Iterator[Part]]:
-    """A splitter for primitives whose arguments `indices` have one row per row of the output."""
+    """A splitter for primitives whose arguments `indices` have one row per row of the output; none, no parts."""
 
     def split(case: Case) -> Iterator[Part]:
+        if not indices:
+            return
         rows = case.args[indices[0]].shape[0]
         for row in sorted({0, rows // 2, rows - 1}) if rows else ():
             piece = slice(row, row + 1)

@@ -1,0 +1,45 @@
+"""Records of the kernels that CPUs have beyond the references; nothing is imported before one is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pagoda.hal.kernel import Kernel, Needs, Reason
+from pagoda.ops.native.library import TYPES, available
+
+_NATIVE = "pagoda.backends.cpu.kernels_native:"
+_CLAIMS = frozenset({"batch_invariant", "capturable"})
+
+
+def cpu_kernels() -> tuple[Kernel, ...]:
+    """All of them; those that need the native library say so where it is absent."""
+    return (
+        _native("gemm", "NativeGemm", _pairs("in_features")),
+        _native("rms_norm", "NativeRmsNorm"),
+        _native("add_rms_norm", "NativeAddRmsNorm"),
+        _native("gated_activation", "NativeGatedActivation"),
+        _native("rope", "NativeRope"),
+        _native("write_kv", "NativeWriteKv", _kv_dtype),
+        _native("paged_attention", "NativeAttention", _kv_dtype, _pairs("head_dim")),
+        _native("sample", "NativeSample"),
+    )
+
+
+def _native(op: str, implementation: str, *questions: Callable[[Any], Reason | None]) -> Kernel:
+    def accepts(facts: Any) -> Reason | None:
+        return next((reason for ask in (lambda _: available(), *questions) if (reason := ask(facts))), None)
+
+    return Kernel(op, "native", _NATIVE + implementation, Needs(dtypes=frozenset(TYPES)), accepts, rank=10.0, claims=_CLAIMS)
+
+
+def _pairs(name: str) -> Callable[[Any], Reason | None]:
+    def ask(facts: Any) -> Reason | None:
+        value = getattr(facts, name)
+        return f"bfloat16 numbers are multiplied in pairs, {name} {value} is odd" if value % 2 and facts.dtype == "bfloat16" else None
+
+    return ask
+
+
+def _kv_dtype(facts: Any) -> Reason | None:
+    return None if facts.kv_dtype in TYPES else f"reads pages of {' or '.join(TYPES)}, not {facts.kv_dtype}"

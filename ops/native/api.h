@@ -1,0 +1,59 @@
+// The C ABI between Python and the kernels, and the table that each instruction set fills.
+#pragma once
+
+
+#include <cstdint>
+
+extern "C" {
+
+enum PgType : int32_t { PG_F32 = 0, PG_BF16 = 1 };
+
+// A packed weight: groups of 32 output columns, each [inner][32] float32 or [inner / 2][32][2] bfloat16; columns padded with zeros.
+struct PgGemm {
+  int64_t inner, outer;
+  int32_t type, reserved;
+  const void* weight;
+  const float* bias;  // padded to groups, or null
+};
+
+// Static facts of an attention layer. window, chunk: 0 for none. softcap: 0 for none.
+struct PgAttention {
+  int32_t type, kv_type;
+  int32_t heads, kv_heads, dim, v_dim, page_size, causal;
+  int64_t window, chunk;
+  float scale, softcap;
+};
+
+// A step's view of one cache group.
+struct PgBatch {
+  const int32_t* query_start;
+  const int32_t* seq_lens;
+  const int32_t* table;
+  int64_t table_stride;
+  int64_t rows;
+};
+
+// Element strides of the pages of one layer; the last dimension is contiguous.
+struct PgPages {
+  void *k, *v;
+  int64_t k_page, k_token, k_head, v_page, v_token, v_head;
+};
+}
+
+struct PgTable {
+  const char* name;
+  void (*pack)(const PgGemm*, const void* source, int64_t stride, void* packed);
+  void (*gemm)(const PgGemm*, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads);
+  void (*attention)(const PgAttention*, const PgBatch*, const PgPages*, const void* q, int64_t q_token, int64_t q_head, int64_t tokens,
+                    void* out, const float* sinks, const float* slopes, int threads);
+  void (*write_kv)(const PgAttention*, const PgPages*, const void* k, int64_t k_token, int64_t k_head, const void* v, int64_t v_token,
+                   int64_t v_head, const int64_t* slots, int64_t tokens, int threads);
+  void (*rope)(void* x, int type, int64_t token_stride, int64_t head_stride, int64_t tokens, int64_t heads, int64_t rotary, int interleaved,
+               const float* cos, const float* sin, int threads);
+  void (*rms_norm)(const void* x, int64_t x_stride, const void* residual, int64_t residual_stride, const void* weight, float offset, float eps,
+                   int type, int64_t rows, int64_t width, void* out, void* total, int threads);
+  void (*gated)(const void* x, int64_t x_stride, int type, int kind, float limit, int64_t rows, int64_t half, void* out, int threads);
+  void (*argmax)(const void* x, int64_t stride, int type, int64_t rows, int64_t width, int64_t* out, int threads);
+  // weights[i] = e^((x[i] − top) · factor); their sum is returned.
+  double (*exp_row)(const void* x, int type, int64_t width, float top, float factor, float* weights);
+};

@@ -1,0 +1,72 @@
+"""Compiles the C++ kernels into one shared library beside the sources: `python -m pagoda.ops.native.build`.
+
+Standard library only and importable by path: an installer runs it where nothing is installed yet.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+VERSION = 1
+"""Of the C interface in `api.h` and `library.py`; part of the file's name, so that an old library is not found."""
+
+LIBRARY = HERE / f"libpagoda_native{VERSION}.so"
+
+_X86 = {
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"],
+}
+_X86["avx512bf16"] = [*_X86["avx512"], "-mavx512bf16"]
+
+_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
+_FLAGS += ["-Wall", "-Wno-unknown-pragmas", "-Wno-psabi", "-Wno-unused-function"]
+
+
+def build(target: Path = LIBRARY) -> str:
+    """Compile, and say in a line what came of it; never raises: without the library the portable kernels run."""
+    compiler = next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
+    if compiler is None:
+        return "native kernels: not built, there is no C++ compiler (install g++ or clang++); the portable ones serve"
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _compile(compiler, Path(folder), target)
+    except subprocess.CalledProcessError as error:
+        return f"native kernels: not built, {compiler} failed; the portable ones serve\n{error.stderr[-2000:]}"
+    return f"native kernels: built {target.name} with {compiler}"
+
+
+def stale(target: Path = LIBRARY) -> bool:
+    """Whether a source is newer than the library, or there is none."""
+    sources = [*HERE.glob("*.cpp"), *HERE.glob("*.h")]
+    return not target.exists() or any(source.stat().st_mtime > target.stat().st_mtime for source in sources)
+
+
+def _compile(compiler: str, folder: Path, target: Path) -> None:
+    isas = {"baseline": [], **(_X86 if platform.machine() in ("x86_64", "AMD64") else {})}
+    units = {name: ["kernels.cpp", f"-DPG_ISA={name}", *flags] for name, flags in isas.items()}
+    units |= {"dispatch": ["dispatch.cpp"], "sampling": ["sampling.cpp"]}
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(_run, [compiler, *_FLAGS, "-c", *args, "-o", str(folder / f"{name}.o")]) for name, args in units.items()]
+        for job in jobs:
+            job.result()
+    fresh = folder / target.name
+    _run([compiler, "-shared", "-fopenmp", *(str(folder / f"{name}.o") for name in units), "-o", str(fresh)])
+    # Replaced in one go: a process that has the old library loaded keeps it.
+    partial = target.with_suffix(".new")
+    shutil.copy(fresh, partial)
+    partial.replace(target)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, cwd=HERE, check=True, capture_output=True, text=True)
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1]) if len(sys.argv) > 1 else LIBRARY))

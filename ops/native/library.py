@@ -1,0 +1,125 @@
+"""The shared library of C++ kernels, loaded by ctypes: whether it is here, and its functions for one instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+from typing import Any
+
+from pagoda.hal.errors import DeviceError
+from pagoda.ops.native.build import LIBRARY
+
+TYPES = {"float32": 0, "bfloat16": 1}
+"""Codes of the dtypes that the kernels compute in."""
+
+
+def available() -> str | None:
+    """None where the library was built, else the reason why not; loads nothing."""
+    return None if LIBRARY.exists() else "the native library is not built (python -m pagoda.ops.native.build)"
+
+
+class GemmArgs(Structure):
+    """`PgGemm`: a packed weight."""
+
+    _fields_ = (("inner", c_int64), ("outer", c_int64), ("type", c_int32), ("reserved", c_int32), ("weight", c_void_p), ("bias", c_void_p))
+
+
+class AttentionArgs(Structure):
+    """`PgAttention`: static facts of a layer."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("type", "kv_type", "heads", "kv_heads", "dim", "v_dim", "page_size", "causal")),
+        *((name, c_int64) for name in ("window", "chunk")),
+        *((name, c_float) for name in ("scale", "softcap")),
+    )
+
+
+class BatchArgs(Structure):
+    """`PgBatch`: a step's view of one cache group."""
+
+    _fields_ = (
+        ("query_start", c_void_p), ("seq_lens", c_void_p), ("table", c_void_p), ("table_stride", c_int64), ("rows", c_int64),
+    )  # fmt: skip
+
+
+class PagesArgs(Structure):
+    """`PgPages`: a layer's pages and their element strides."""
+
+    _fields_ = (
+        ("k", c_void_p), ("v", c_void_p),
+        *((name, c_int64) for name in ("k_page", "k_token", "k_head", "v_page", "v_token", "v_head")),
+    )  # fmt: skip
+
+
+_P, _N = c_void_p, c_int64
+
+_FUNCTIONS: dict[str, Any] = {
+    "pack": CFUNCTYPE(None, _P, _P, _N, _P),
+    "gemm": CFUNCTYPE(None, _P, _P, _N, _N, _P, _N, c_int),
+    "attention": CFUNCTYPE(None, _P, _P, _P, _P, _N, _N, _N, _P, _P, _P, c_int),
+    "write_kv": CFUNCTYPE(None, _P, _P, _P, _N, _N, _P, _N, _N, _P, _N, c_int),
+    "rope": CFUNCTYPE(None, _P, c_int, _N, _N, _N, _N, _N, c_int, _P, _P, c_int),
+    "rms_norm": CFUNCTYPE(None, _P, _N, _P, _N, _P, c_float, c_float, c_int, _N, _N, _P, _P, c_int),
+    "gated": CFUNCTYPE(None, _P, _N, c_int, c_int, c_float, _N, _N, _P, c_int),
+    "argmax": CFUNCTYPE(None, _P, _N, c_int, _N, _N, _P, c_int),
+    "exp_row": CFUNCTYPE(c_double, _P, c_int, _N, c_float, c_float, _P),
+}
+"""Members of `PgTable` after its name, in order; their arguments are described in `api.h`."""
+
+
+class _Table(Structure):
+    _fields_ = (("name", c_char_p), *((name, c_void_p) for name in _FUNCTIONS))
+
+
+class Native:
+    """The kernels for one instruction set; each function takes addresses and numbers as `api.h` says.
+
+    Attributes:
+        isa: name of the instruction set.
+        table: address of the kernels' table.
+        sample: `pg_sample`.
+    """
+
+    def __init__(self, library: ctypes.CDLL, table: Any) -> None:
+        self.isa: str = table.contents.name.decode()
+        self.table = ctypes.addressof(table.contents)
+        for name, kind in _FUNCTIONS.items():
+            setattr(self, name, kind(getattr(table.contents, name)))
+        self.sample: Any = library.pg_sample
+        self.sample.argtypes = (_P, _P, _N, c_int, _N, _N, _P, _P, _P, _P, _P, _P, _P, c_int)
+        self.sample.restype = None
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+ISAS = ("avx512bf16", "avx512", "avx2", "baseline")
+
+
+@cache
+def load(isa: str | None = None) -> Native:
+    """The kernels for `isa`, or for the best one that this processor has. Raises `DeviceError`.
+
+    torch must have been imported: the library shares its OpenMP runtime, hence its threads.
+    """
+    reason = available()
+    if reason is not None:
+        raise DeviceError(f"native kernels were asked for, but {reason}")
+    library = ctypes.CDLL(str(LIBRARY))
+    library.pg_table.argtypes = (c_char_p,)
+    library.pg_table.restype = POINTER(_Table)
+    table = library.pg_table(isa.encode() if isa else None)
+    if not table:
+        raise DeviceError(f"native kernels for {isa} were asked for; the processor or the library lacks it, there are {', '.join(here(library))}")
+    return Native(library, table)
+
+
+def here(library: ctypes.CDLL | None = None) -> tuple[str, ...]:
+    """Instruction sets that this processor and the library have, best first; empty without the library."""
+    if available() is not None:
+        return ()
+    library = library or ctypes.CDLL(str(LIBRARY))
+    library.pg_table.argtypes = (c_char_p,)
+    library.pg_table.restype = POINTER(_Table)
+    return tuple(isa for isa in ISAS if library.pg_table(isa.encode()))

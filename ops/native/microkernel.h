@@ -1,0 +1,127 @@
+// The product at the bottom of everything: a few rows times one or two groups of 32 columns, all partial sums in registers.
+//
+// Each result is one chain of sums in ascending order of the inner index, whatever the number of rows or where the inner
+// dimension was cut: results do not depend on the batch.
+#pragma once
+
+#include "simd.h"
+
+namespace PG_ISA {
+
+constexpr int GROUP = 32;              // columns of a group
+constexpr int PARTS = GROUP / W;       // vectors of a group
+constexpr int MAX_ROWS = W == 16 ? 6 : W == 8 ? 2 : 1;
+constexpr int MAX_GROUPS = W == 16 ? 2 : 1;
+
+// How an element of the left side meets the right side.
+struct F32 {
+  typedef float A;
+  typedef float B;
+  static constexpr int STEP = 1;  // inner indices a step
+  template <int R, int N>
+  PG_INLINE void step(vf (&acc)[R][N], const float* a, int64_t lda, const float* b, int64_t group) {
+    for (int n = 0; n < N; n++) {
+      vf w = load(b + (n / PARTS) * group + (n % PARTS) * W);
+      for (int r = 0; r < R; r++) acc[r][n] += w * a[r * lda];
+    }
+  }
+};
+
+// bfloat16 weights widened on the way; the left side is float32.
+struct Wide16 {
+  typedef float A;
+  typedef bf16 B;
+  static constexpr int STEP = 2;
+  template <int R, int N>
+  PG_INLINE void step(vf (&acc)[R][N], const float* a, int64_t lda, const bf16* b, int64_t group) {
+    for (int n = 0; n < N; n++) {
+      vu pair = load_as<vu>(b + (n / PARTS) * group + (n % PARTS) * W * 2);
+      vf even = (vf)(pair << 16), odd = (vf)(pair & 0xffff0000u);
+      for (int r = 0; r < R; r++) {
+        acc[r][n] += even * a[r * lda];
+        acc[r][n] += odd * a[r * lda + 1];
+      }
+    }
+  }
+};
+
+#if PG_DOT16
+struct Dot16 {
+  typedef bf16 A;
+  typedef bf16 B;
+  static constexpr int STEP = 2;
+  template <int R, int N>
+  PG_INLINE void step(vf (&acc)[R][N], const bf16* a, int64_t lda, const bf16* b, int64_t group) {
+    __m512bh w[N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) w[n] = (__m512bh)_mm512_loadu_si512(b + (n / PARTS) * group + (n % PARTS) * W * 2);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+      int32_t pair;
+      memcpy(&pair, a + r * lda, 4);
+      __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) acc[r][n] = (vf)_mm512_dpbf16_ps((__m512)acc[r][n], x, w[n]);
+    }
+  }
+};
+typedef Dot16 Best16;
+#else
+typedef Wide16 Best16;
+#endif
+
+// c[R][GROUPS · 32] (+)= a[R][inner] · b. `group`: elements between the groups of b. AHEAD: bytes that weights are fetched early.
+template <class K, int R, int GROUPS, int AHEAD>
+static void tile(const typename K::A* a, int64_t lda, const typename K::B* b, int64_t group, int64_t inner, float* c, int64_t ldc, bool add) {
+  constexpr int N = GROUPS * PARTS;
+  vf acc[R][N];
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) acc[r][n] = add ? load(c + r * ldc + n * W) : vf{};
+  for (int64_t i = 0; i < inner; i += K::STEP) {
+    if (AHEAD)
+      for (int g = 0; g < GROUPS; g++)
+        for (int line = 0; line < 2; line++) __builtin_prefetch((const char*)(b + g * group) + AHEAD + line * 64);
+    K::template step<R, N>(acc, a, lda, b, group);
+    a += K::STEP;
+    b += K::STEP * GROUP;
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) store(c + r * ldc + n * W, acc[r][n]);
+}
+
+template <class K, int GROUPS, int AHEAD>
+PG_INLINE void tile_rows(int rows, const typename K::A* a, int64_t lda, const typename K::B* b, int64_t group, int64_t inner, float* c,
+                         int64_t ldc, bool add) {
+  if (rows == 1) return tile<K, 1, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
+  if constexpr (MAX_ROWS >= 2)
+    if (rows == 2) return tile<K, 2, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
+  if constexpr (MAX_ROWS >= 6) {
+    if (rows == 3) return tile<K, 3, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
+    if (rows == 4) return tile<K, 4, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
+    if (rows == 5) return tile<K, 5, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
+    return tile<K, 6, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
+  }
+}
+
+// c[rows][groups · 32] (+)= a · b for any number of rows and groups, in tiles.
+template <class K, int AHEAD = 0>
+static void multiply(int64_t rows, int64_t groups, const typename K::A* a, int64_t lda, const typename K::B* b, int64_t group, int64_t inner,
+                     float* c, int64_t ldc, bool add) {
+  int64_t blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
+  for (int64_t g = 0; g < groups; g += MAX_GROUPS)
+    for (int64_t block = 0; block < blocks; block++) {
+      int64_t first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
+      const typename K::B* panel = b + g * group;
+      float* target = c + first * ldc + g * GROUP;
+      if (MAX_GROUPS == 2 && g + 1 < groups)
+        tile_rows<K, MAX_GROUPS, AHEAD>((int)count, a + first * lda, lda, panel, group, inner, target, ldc, add);
+      else
+        tile_rows<K, 1, AHEAD>((int)count, a + first * lda, lda, panel, group, inner, target, ldc, add);
+    }
+}
+
+}  // namespace PG_ISA

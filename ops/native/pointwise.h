@@ -1,0 +1,218 @@
+// Kernels that touch each number once: norms, activations, rotation, argmax, and the exponentials of sampling.
+#pragma once
+
+#include <cmath>
+
+#include "api.h"
+#include "simd.h"
+
+namespace PG_ISA {
+
+constexpr int64_t WORTH_A_TEAM = 32768;  // numbers below which waking threads costs more than the work
+
+PG_INLINE int team(int64_t rows, int64_t width, int threads) {
+  int64_t wanted = rows * width / WORTH_A_TEAM;
+  if (wanted > rows) wanted = rows;
+  return wanted < threads ? (wanted > 1 ? (int)wanted : 1) : threads;
+}
+
+template <class F>
+PG_INLINE void for_rows(int64_t rows, int threads, F body) {
+  if (threads <= 1) {
+    for (int64_t r = 0; r < rows; r++) body(r);
+    return;
+  }
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t r = 0; r < rows; r++) body(r);
+}
+
+template <class T>
+PG_INLINE vf load_some(const T* p, int64_t left) {
+  return left >= W ? load(p) : load_part(p, (int)left);
+}
+template <class T>
+PG_INLINE void store_some(T* p, vf v, int64_t left) {
+  if (left >= W)
+    store(p, v);
+  else
+    store_part(p, v, (int)left);
+}
+
+template <class T>
+static void rms_norm_of(const T* x, int64_t x_stride, const T* residual, int64_t residual_stride, const T* weight, float offset, float eps,
+                        int64_t rows, int64_t width, T* out, T* total, int threads) {
+  for_rows(rows, team(rows, width, threads), [=](int64_t r) {
+    const T* in = x + r * x_stride;
+    if (residual) {
+      T* sums = total + r * width;
+      for (int64_t i = 0; i < width; i += W)
+        store_some(sums + i, load_some(in + i, width - i) + load_some(residual + r * residual_stride + i, width - i), width - i);
+      in = sums;
+    }
+    vf squares = {};
+    for (int64_t i = 0; i < width; i += W) {
+      vf v = load_some(in + i, width - i);
+      squares += v * v;
+    }
+    float scale = 1.0f / sqrtf(sum(squares) / (float)width + eps);
+    for (int64_t i = 0; i < width; i += W) {
+      vf v = load_some(in + i, width - i) * scale;
+      if (weight) v = v * (load_some(weight + i, width - i) + offset);
+      store_some(out + r * width + i, v, width - i);
+    }
+  });
+}
+
+static void rms_norm(const void* x, int64_t x_stride, const void* residual, int64_t residual_stride, const void* weight, float offset, float eps,
+                     int type, int64_t rows, int64_t width, void* out, void* total, int threads) {
+  if (type == PG_BF16)
+    rms_norm_of((const bf16*)x, x_stride, (const bf16*)residual, residual_stride, (const bf16*)weight, offset, eps, rows, width, (bf16*)out,
+                (bf16*)total, threads);
+  else
+    rms_norm_of((const float*)x, x_stride, (const float*)residual, residual_stride, (const float*)weight, offset, eps, rows, width,
+                (float*)out, (float*)total, threads);
+}
+
+enum Activation { SILU, GELU, GELU_TANH, RELU, RELU2, QUICK_GELU, SIGMOID, TANH };
+
+template <int KIND>
+PG_INLINE vf activate(vf x) {
+  if constexpr (KIND == SILU) return x * sigmoid(x);
+  if constexpr (KIND == GELU) return 0.5f * x * (1.0f + erf(x * 0.70710678f));
+  if constexpr (KIND == GELU_TANH) return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+  if constexpr (KIND == RELU) return vmax(x, vf{});
+  if constexpr (KIND == RELU2) return vmax(x, vf{}) * vmax(x, vf{});
+  if constexpr (KIND == QUICK_GELU) return x * sigmoid(1.702f * x);
+  if constexpr (KIND == SIGMOID) return sigmoid(x);
+  if constexpr (KIND == TANH) return tanh(x);
+}
+
+template <class T, int KIND>
+static void gated_of(const T* x, int64_t x_stride, float limit, int64_t rows, int64_t half, T* out, int threads) {
+  for_rows(rows, team(rows, half * 4, threads), [=](int64_t r) {
+    const T* gate = x + r * x_stride;
+    for (int64_t i = 0; i < half; i += W) {
+      vf g = load_some(gate + i, half - i), u = load_some(gate + half + i, half - i);
+      if (limit > 0) {
+        g = vmin(g, splat(limit));
+        u = vmin(vmax(u, splat(-limit)), splat(limit));
+      }
+      store_some(out + r * half + i, activate<KIND>(g) * u, half - i);
+    }
+  });
+}
+
+template <class T>
+static void gated_kind(int kind, const T* x, int64_t x_stride, float limit, int64_t rows, int64_t half, T* out, int threads) {
+  switch (kind) {
+    case SILU: return gated_of<T, SILU>(x, x_stride, limit, rows, half, out, threads);
+    case GELU: return gated_of<T, GELU>(x, x_stride, limit, rows, half, out, threads);
+    case GELU_TANH: return gated_of<T, GELU_TANH>(x, x_stride, limit, rows, half, out, threads);
+    case RELU: return gated_of<T, RELU>(x, x_stride, limit, rows, half, out, threads);
+    case RELU2: return gated_of<T, RELU2>(x, x_stride, limit, rows, half, out, threads);
+    case QUICK_GELU: return gated_of<T, QUICK_GELU>(x, x_stride, limit, rows, half, out, threads);
+    case SIGMOID: return gated_of<T, SIGMOID>(x, x_stride, limit, rows, half, out, threads);
+    default: return gated_of<T, TANH>(x, x_stride, limit, rows, half, out, threads);
+  }
+}
+
+static void gated(const void* x, int64_t x_stride, int type, int kind, float limit, int64_t rows, int64_t half, void* out, int threads) {
+  if (type == PG_BF16)
+    gated_kind(kind, (const bf16*)x, x_stride, limit, rows, half, (bf16*)out, threads);
+  else
+    gated_kind(kind, (const float*)x, x_stride, limit, rows, half, (float*)out, threads);
+}
+
+template <class T>
+PG_INLINE void rotate_neox(T* head, int64_t half, const float* cos, const float* sin) {
+  for (int64_t i = 0; i < half; i += W) {
+    vf a = load_some(head + i, half - i), b = load_some(head + half + i, half - i);
+    vf c = load_some(cos + i, half - i), s = load_some(sin + i, half - i);
+    store_some(head + i, a * c - b * s, half - i);
+    store_some(head + half + i, b * c + a * s, half - i);
+  }
+}
+
+template <class T>
+PG_INLINE void rotate_interleaved(T* head, int64_t half, const float* cos, const float* sin) {
+  for (int64_t i = 0; i < half; i++) {
+    float a = to_float(head[2 * i]), b = to_float(head[2 * i + 1]);
+    put(head + 2 * i, a * cos[i] - b * sin[i]);
+    put(head + 2 * i + 1, b * cos[i] + a * sin[i]);
+  }
+}
+
+template <class T>
+static void rope_of(T* x, int64_t token_stride, int64_t head_stride, int64_t tokens, int64_t heads, int64_t rotary, int interleaved,
+                    const float* cos, const float* sin, int threads) {
+  int64_t half = rotary / 2;
+  for_rows(tokens, team(tokens, heads * rotary, threads), [=](int64_t t) {
+    for (int64_t h = 0; h < heads; h++) {
+      T* head = x + t * token_stride + h * head_stride;
+      if (interleaved)
+        rotate_interleaved(head, half, cos + t * half, sin + t * half);
+      else
+        rotate_neox(head, half, cos + t * half, sin + t * half);
+    }
+  });
+}
+
+static void rope(void* x, int type, int64_t token_stride, int64_t head_stride, int64_t tokens, int64_t heads, int64_t rotary, int interleaved,
+                 const float* cos, const float* sin, int threads) {
+  if (type == PG_BF16)
+    rope_of((bf16*)x, token_stride, head_stride, tokens, heads, rotary, interleaved, cos, sin, threads);
+  else
+    rope_of((float*)x, token_stride, head_stride, tokens, heads, rotary, interleaved, cos, sin, threads);
+}
+
+template <class T>
+PG_INLINE float row_max(const T* x, int64_t width) {
+  vf top = splat(-INFINITY);
+  int64_t i = 0;
+  for (; i + W <= width; i += W) top = vmax(load(x + i), top);
+  float best = max(top);
+  for (; i < width; i++) best = to_float(x[i]) > best ? to_float(x[i]) : best;
+  return best;
+}
+
+// The first index of the largest number; 0 where nothing is above −∞.
+template <class T>
+static void argmax_of(const T* x, int64_t stride, int64_t rows, int64_t width, int64_t* out, int threads) {
+  for_rows(rows, team(rows, width, threads), [=](int64_t r) {
+    const T* row = x + r * stride;
+    float best = row_max(row, width);
+    int64_t i = 0;
+    while (i < width && to_float(row[i]) != best) i++;
+    out[r] = i < width ? i : 0;
+  });
+}
+
+static void argmax(const void* x, int64_t stride, int type, int64_t rows, int64_t width, int64_t* out, int threads) {
+  if (type == PG_BF16)
+    argmax_of((const bf16*)x, stride, rows, width, out, threads);
+  else
+    argmax_of((const float*)x, stride, rows, width, out, threads);
+}
+
+template <class T>
+static double exp_row_of(const T* x, int64_t width, float top, float factor, float* weights) {
+  double total = 0;
+  for (int64_t block = 0; block < width; block += 1024) {
+    int64_t end = block + 1024 < width ? block + 1024 : width;
+    vf part = {};
+    for (int64_t i = block; i < end; i += W) {
+      vf w = exp((load_some(x + i, end - i) - top) * factor);
+      store_some(weights + i, w, end - i);
+      if (end - i < W) w = load_part(weights + i, (int)(end - i));
+      part += w;
+    }
+    total += sum(part);
+  }
+  return total;
+}
+
+static double exp_row(const void* x, int type, int64_t width, float top, float factor, float* weights) {
+  return type == PG_BF16 ? exp_row_of((const bf16*)x, width, top, factor, weights) : exp_row_of((const float*)x, width, top, factor, weights);
+}
+
+}  // namespace PG_ISA

@@ -1,0 +1,27 @@
+// Working memory of a thread: grows, is never given back before the thread ends, so that a step allocates nothing.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+
+namespace PG_ISA {
+
+struct Scratch {
+  void* data = nullptr;
+  size_t size = 0;
+  ~Scratch() { free(data); }
+};
+
+template <int SLOT>
+static void* scratch(size_t bytes) {
+  static thread_local Scratch mine;
+  if (mine.size < bytes) {
+    free(mine.data);
+    mine.size = (bytes + 4095) / 4096 * 4096;
+    mine.data = aligned_alloc(4096, mine.size);
+    if (!mine.data) abort();
+  }
+  return mine.data;
+}
+
+}  // namespace PG_ISA
