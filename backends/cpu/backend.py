@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pagoda.backends.cpu.kernels import cpu_kernels
 from pagoda.backends.torch_host import machine
 from pagoda.hal.device import Device
 from pagoda.hal.errors import DeviceError
@@ -54,4 +55,4 @@ class CpuBackend:
         )
 
     def kernels(self) -> Iterable[Kernel]:
-        return ()
+        return cpu_kernels()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pagoda.hal.kernel import Kernel, Needs, Reason
+from pagoda.hal.kv import DTYPE_BYTES
 from pagoda.ops.native.library import TYPES, available
 
 _NATIVE = "pagoda.backends.cpu.kernels_native:"
@@ -15,7 +17,7 @@ _CLAIMS = frozenset({"batch_invariant", "capturable"})
 def cpu_kernels() -> tuple[Kernel, ...]:
     """All of them; those that need the native library say so where it is absent."""
     return (
-        _native("gemm", "NativeGemm", _pairs("in_features")),
+        replace(_native("gemm", "NativeGemm", _pairs("in_features")), packed_bytes=_gemm_bytes),
         _native("rms_norm", "NativeRmsNorm"),
         _native("add_rms_norm", "NativeAddRmsNorm"),
         _native("gated_activation", "NativeGatedActivation"),
@@ -31,6 +33,11 @@ def _native(op: str, implementation: str, *questions: Callable[[Any], Reason | N
         return next((reason for ask in (lambda _: available(), *questions) if (reason := ask(facts))), None)
 
     return Kernel(op, "native", _NATIVE + implementation, Needs(dtypes=frozenset(TYPES)), accepts, rank=10.0, claims=_CLAIMS)
+
+
+def _gemm_bytes(facts: Any) -> int:
+    padded = -(-facts.out_features // 32) * 32
+    return padded * (facts.in_features * DTYPE_BYTES[facts.dtype] + 4 * facts.bias)
 
 
 def _pairs(name: str) -> Callable[[Any], Reason | None]:

@@ -93,7 +93,9 @@ class NativeRmsNorm(PlainKernel):
         flat = _rows(x)
         out = torch.empty(x.shape, dtype=x.dtype)
         weight = packed.data_ptr() if packed is not None else None
-        self._norm(flat.data_ptr(), flat.stride(0), None, 0, weight, *self._static, flat.shape[0], flat.shape[1], out.data_ptr(), None, _threads())
+        self._norm(
+            flat.data_ptr(), flat.stride(0), None, 0, weight, *self._static, flat.shape[0], flat.shape[1], out.data_ptr(), None, _threads()
+        )
         return out
 
 
@@ -105,7 +107,9 @@ class NativeAddRmsNorm(NativeRmsNorm):
         total = residual if residual.is_contiguous() else residual.contiguous()
         out = torch.empty(x.shape, dtype=x.dtype)
         weight, width, where = packed.data_ptr() if packed is not None else None, flat.shape[1], total.data_ptr()
-        self._norm(flat.data_ptr(), flat.stride(0), where, width, weight, *self._static, flat.shape[0], width, out.data_ptr(), where, _threads())
+        self._norm(
+            flat.data_ptr(), flat.stride(0), where, width, weight, *self._static, flat.shape[0], width, out.data_ptr(), where, _threads()
+        )
         return out, total
 
 

@@ -111,7 +111,9 @@ def load(isa: str | None = None) -> Native:
     library.pg_table.restype = POINTER(_Table)
     table = library.pg_table(isa.encode() if isa else None)
     if not table:
-        raise DeviceError(f"native kernels for {isa} were asked for; the processor or the library lacks it, there are {', '.join(here(library))}")
+        raise DeviceError(
+            f"native kernels for {isa} were asked for; the processor or the library lacks it, there are {', '.join(here(library))}"
+        )
     return Native(library, table)
 
 
