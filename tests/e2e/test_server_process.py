@@ -61,6 +61,7 @@ def test_requests_that_outlast_the_drain_are_aborted():
     with ServerProcess.toy(delay=0.05, shutdown_timeout=0.3) as server:
         streamed = Running(server.where, {**LONG, "max_tokens": 4000})
         whole = Running(server.where, {**LONG, "max_tokens": 4000, "stream": False})
+        until(lambda: httpx.get(f"{server.where}/stats").json()["generation_tokens"] > 4)
         until(lambda: httpx.get(f"{server.where}/load").json()["server_load"] == 2)
         server.signal(signal.SIGTERM)
         assert events(streamed.join().text)[-1]["choices"][0]["finish_reason"] == "abort"
@@ -90,7 +91,7 @@ def test_a_dead_engine_ends_the_server_with_an_error():
     with ServerProcess.toy(delay=0.05) as server:
         streamed = Running(server.where, LONG)
         whole = Running(server.where, {**LONG, "stream": False})
-        until(lambda: httpx.get(f"{server.where}/load").json()["server_load"] == 2)
+        until(lambda: httpx.get(f"{server.where}/stats").json()["generation_tokens"] > 4)
         server.signal(signal.SIGUSR1)
         assert events(streamed.join().text)[-1]["error"]["code"] == "engine_dead"
         assert whole.join().status_code == 503
