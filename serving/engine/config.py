@@ -22,7 +22,9 @@ class Flag:
 class EngineConfig:
     """Settings of one engine. Field names are the flags of `vllm serve` with underscores."""
 
-    model: Annotated[str, Flag("Local folder, GGUF file, hub id, or a name from `pagoda list`.", section="Model and device")] = "smollm2-135m-instruct"
+    model: Annotated[str, Flag("Local folder, GGUF file, hub id, or a name from `pagoda list`.", section="Model and device")] = (
+        "smollm2-135m-instruct"
+    )
     device: Annotated[str, Flag("Backend to run on; `auto` takes the best one here and says why.")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],

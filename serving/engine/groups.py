@@ -15,6 +15,12 @@ from pagoda.serving.engine.plan import IntArray
 GROUP_COST = 0.02
 """A further group (a block table to pack, a plan per step) is worth it when it saves this share of the pool."""
 
+RANK_COST = 1e-3
+"""The same for a page size that the kernels like less, per step down their list."""
+
+WINDOW_WEIGHT = 0.25
+"""Weight of padding in a windowed group's pages: a long sequence keeps few of them."""
+
 PAGED = (CacheKind.FULL, CacheKind.SLIDING, CacheKind.CHUNKED, CacheKind.LATENT)
 
 Position = TypeVar("Position", int, IntArray)
@@ -68,12 +74,13 @@ class Grouping:
 
 
 class _Option(NamedTuple):
-    """One way to cut a bucket of equal layers: `parts` groups of at most `largest` layers."""
+    """One way to cut a bucket of equal layers into `parts` groups: what it costs, and bytes held by one page of each of them."""
 
     cost: float
     parts: int
-    tokens_per_page: int
-    used: int
+    rank: int
+    held: int
+    weight: float
 
 
 def resolve_groups(caches: Sequence[LayerCache | None], page_sizes: Sequence[int]) -> Grouping:
@@ -89,18 +96,18 @@ def resolve_groups(caches: Sequence[LayerCache | None], page_sizes: Sequence[int
         raise ModelError(
             f"{len(buckets)} kinds of layers with a KV cache and page sizes {tuple(page_sizes)}: at least one of each is needed"
         )
-    sizes = sorted(
-        {largest * cache.bytes_per_token * size for cache, layers in buckets.items() for largest in _cuts(layers) for size in page_sizes}
+    candidates = sorted(
+        {_held(cache, layers, parts, size) for cache, layers in buckets.items() for parts in _cuts(layers) for size in page_sizes}
     )
-    plans = [plan for page_bytes in sizes if (plan := _fit(buckets, page_sizes, page_bytes)) is not None]
-    cost, page_bytes, options = min(plans)
-    groups = tuple(
-        CacheGroup(cache.kind, part, (cache,) * len(part), option.tokens_per_page, page_bytes, cache.window)
+    fits = [(page_bytes, options) for page_bytes in candidates if (options := _fit(buckets, page_sizes, page_bytes))]
+    page_bytes, options = min(fits, key=lambda fit: _cost(*fit))
+    groups = [
+        CacheGroup(cache.kind, part, (cache,) * len(part), page_sizes[option.rank], page_bytes, cache.window)
         for (cache, layers), option in zip(buckets.items(), options, strict=True)
         for part in _split(layers, option.parts)
-    )
-    groups = tuple(sorted(groups, key=lambda group: group.layers))
-    return Grouping(groups, 1 - sum(group.used_bytes for group in groups) / (page_bytes * len(groups)))
+    ]
+    groups.sort(key=lambda group: group.layers)
+    return Grouping(tuple(groups), 1 - sum(group.used_bytes for group in groups) / (page_bytes * len(groups)))
 
 
 def _buckets(caches: Sequence[LayerCache | None]) -> dict[LayerCache, list[int]]:
@@ -114,30 +121,40 @@ def _buckets(caches: Sequence[LayerCache | None]) -> dict[LayerCache, list[int]]
     return buckets
 
 
-def _cuts(layers: Sequence[int]) -> set[int]:
-    return {-(-len(layers) // parts) for parts in range(1, len(layers) + 1)}
+def _cuts(layers: Sequence[int]) -> list[int]:
+    """Numbers of groups worth trying: one for each number of layers that the largest group may have."""
+    largest = {math.ceil(len(layers) / parts) for parts in range(1, len(layers) + 1)}
+    return sorted({math.ceil(len(layers) / size) for size in largest})
 
 
 def _split(layers: Sequence[int], parts: int) -> list[tuple[int, ...]]:
-    largest = -(-len(layers) // parts)
+    largest = math.ceil(len(layers) / parts)
     return [tuple(layers[start : start + largest]) for start in range(0, len(layers), largest)]
 
 
-def _fit(buckets: dict[LayerCache, list[int]], page_sizes: Sequence[int], page_bytes: int) -> tuple[float, int, tuple[_Option, ...]] | None:
-    options = []
+def _held(cache: LayerCache, layers: Sequence[int], parts: int, size: int) -> int:
+    return math.ceil(len(layers) / parts) * cache.bytes_per_token * size
+
+
+def _fit(buckets: dict[LayerCache, list[int]], page_sizes: Sequence[int], page_bytes: int) -> list[_Option]:
+    """The cheapest option of each bucket in pages of this size; empty where one has none."""
+    chosen = []
     for cache, layers in buckets.items():
-        choices = [
-            _Option(parts * page_bytes - used + GROUP_COST * page_bytes * parts + rank * 1e-3 * page_bytes, parts, size, used)
-            for parts in {-(-len(layers) // largest) for largest in _cuts(layers)}
+        weight = 1.0 if cache.window is None else WINDOW_WEIGHT
+        options = [
+            _Option(parts * (weight + GROUP_COST) + RANK_COST * rank - weight * held / page_bytes, parts, rank, held, weight)
+            for parts in _cuts(layers)
             for rank, size in enumerate(page_sizes)
-            if -(-len(layers) // parts) * cache.bytes_per_token * size <= page_bytes
-            for used in (len(layers) * cache.bytes_per_token * size,)
+            if _held(cache, layers, parts, size) <= page_bytes
+            for held in (len(layers) * cache.bytes_per_token * size,)
         ]
-        if not choices:
-            return None
-        options.append(min(choices))
-    held = sum(option.used for option in options)
-    pages = sum(option.parts for option in options)
-    ranks = sum(page_sizes.index(option.tokens_per_page) for option in options)
-    cost = 1 - held / (pages * page_bytes) + GROUP_COST * pages + 1e-3 * ranks
-    return cost, page_bytes, tuple(options)
+        if not options:
+            return []
+        chosen.append(min(options))
+    return chosen
+
+
+def _cost(page_bytes: int, options: Sequence[_Option]) -> float:
+    there = sum(option.weight * option.parts * page_bytes for option in options)
+    padding = 1 - sum(option.weight * option.held for option in options) / there
+    return padding + sum(GROUP_COST * option.parts + RANK_COST * option.rank for option in options)

@@ -31,7 +31,8 @@ def _check_pages(limit: int, ahead: int, ledger: Ledger) -> None:
     need, there = sum(rule.peak_pages(limit, ahead) for rule in ledger.rules), ledger.pool.num_pages - 1
     if need > there:
         raise CapacityError(
-            f"prompt and answer of {limit} tokens need {need} KV pages and the pool has {there}: shorten them, or give the KV cache more memory",
+            f"prompt and answer of {limit} tokens need {need} KV pages and the pool has {there}:"
+            " shorten them, or give the KV cache more memory",
             asked=need,
             available=there,
         )
