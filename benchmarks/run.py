@@ -1,8 +1,8 @@
 """`make bench`: the benchmarks that fit a laptop, one after the other, each also a command of its own.
 
-    host_step.py        host work of one decode step on the null device
-    kv_waste.py         share of allocated KV slots that hold nothing, under a mixed load
-    static_batches.py   throughput against transformers with static, maximum-length batches, in the same run
+host_step.py        host work of one decode step on the null device
+kv_waste.py         share of allocated KV slots that hold nothing, under a mixed load
+static_batches.py   throughput against transformers with static, maximum-length batches, in the same run
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from pagoda.serving.engine.indexer import Indexer
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.messages import FinishReason, RequestDelta, SequenceDelta, StepDeltas, TokenLogprobs
 from pagoda.serving.engine.plan import BoolArray, IntArray, RowLogprobs, StepPlan, StepResult
@@ -25,7 +26,7 @@ class Committer:
 
     def __init__(self, ledger: Ledger, *, caching: bool) -> None:
         self._ledger = ledger
-        self._caching = caching
+        self._indexer = Indexer(ledger) if caching else None
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepDeltas:
         slots = self._ledger.slots
@@ -35,8 +36,8 @@ class Committer:
         others = self._fail_bad_rows(plan, result)
         sampled = self._take_tokens(plan, result)
         open_slots = plan.slots[slots.open[plan.slots]]
-        if self._caching:
-            self._index(open_slots)
+        if self._indexer is not None:
+            self._indexer.index(open_slots)
         self._ledger.tables.trim(open_slots, slots.committed[open_slots])
         deltas = self._deltas(sampled, result, others)
         if self._ledger.draining:
@@ -58,18 +59,6 @@ class Committer:
         self._ledger.counters["generation_tokens"] += len(chosen)
         return _Sampled(chosen, tokens, rows, ended)
 
-    def _index(self, open_slots: IntArray) -> None:
-        """Whole units of committed tokens become findable."""
-        slots, index = self._ledger.slots, self._ledger.index
-        units = slots.committed[open_slots] // index.unit
-        for slot in open_slots[units > slots.indexed[open_slots]].tolist():
-            sequence, done = slots.sequence(slot), int(slots.committed[slot]) // index.unit
-            index.extend(sequence.digests, sequence.request.root, slots.tokens[slot, : done * index.unit])
-            tables = self._ledger.tables.row(slot)
-            for unit in range(int(slots.indexed[slot]), done):
-                index.insert(unit, sequence.digests[unit], tables)
-            slots.indexed[slot] = done
-
     def _deltas(self, sampled: _Sampled, result: StepResult, others: list[RequestDelta]) -> StepDeltas:
         slots = self._ledger.slots
         plain = slots.plain[sampled.slots] & ~sampled.ended
@@ -81,7 +70,7 @@ class Committer:
             told.setdefault(sequence.request.id, (sequence.request, []))[1].append(delta)
             slots.plain[slot] = is_plain(sequence)
         others += [_request_delta(request, deltas) for request, deltas in told.values()]
-        return StepDeltas(slots_ids(slots.ids, sampled.slots[plain]), sampled.tokens[plain].tolist(), others)
+        return StepDeltas(slots.ids[sampled.slots[plain]].tolist(), sampled.tokens[plain].tolist(), others)
 
     def _sequence_delta(self, sequence: Sequence, token: int, logprobs: RowLogprobs | None, ended: bool) -> SequenceDelta:
         entries = as_logprobs(logprobs) if logprobs is not None else None
@@ -124,11 +113,6 @@ def is_plain(sequence: Sequence) -> bool:
     """Whether its next token can cross without an object."""
     request = sequence.request
     return len(request.sequences) == 1 and request.params.logprobs is None and request.source.beam_width == 0
-
-
-def slots_ids(ids: np.ndarray, slots: IntArray) -> list[str]:
-    names: list[str] = ids[slots].tolist()
-    return names
 
 
 def as_logprobs(rows: RowLogprobs) -> tuple[TokenLogprobs, ...]:

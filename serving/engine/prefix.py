@@ -37,8 +37,11 @@ class PrefixIndex:
     def extend(self, digests: list[bytes], root: bytes, tokens: IntArray) -> None:
         """Append the digests of the whole units of `tokens` that `digests` lacks."""
         for start in range(len(digests) * self.unit, len(tokens) - self.unit + 1, self.unit):
-            before = digests[-1] if digests else root
-            digests.append(blake2b(before + tokens[start : start + self.unit].tobytes(), digest_size=16).digest())
+            self.extend_one(digests, root, tokens[start : start + self.unit])
+
+    def extend_one(self, digests: list[bytes], root: bytes, tokens: IntArray) -> None:
+        """Append the digest of the next unit."""
+        digests.append(blake2b((digests[-1] if digests else root) + tokens.tobytes(), digest_size=16).digest())
 
     def find(self, digests: Sequence[bytes], longest: int) -> Hit:
         """The longest prefix of at most `longest` tokens whose next query finds every page that it reads."""
@@ -52,12 +55,12 @@ class PrefixIndex:
         length = units * self.unit
         return Hit(length, tuple(self._table(group, length, found[group]) for group in range(len(self._rules))))
 
-    def insert(self, unit: int, digest: bytes, tables: Sequence[IntArray]) -> None:
-        """Index one unit: `tables` is a sequence's block table per group; pages that left a window (0) are skipped."""
-        for table, per_unit, names in zip(tables, self._per_unit, self._names, strict=True):
-            for part, page in enumerate(table[unit * per_unit : (unit + 1) * per_unit].tolist()):
+    def insert(self, digest: bytes, pages: Sequence[Sequence[int]]) -> None:
+        """Index one unit: `pages` are its pages in each group; those that left a window (0) are skipped."""
+        for names, held in zip(self._names, pages, strict=True):
+            for name, page in zip(names, held, strict=True):
                 if page:
-                    self._pool.insert(digest + names[part], page)
+                    self._pool.insert(digest + name, page)
 
     def _reach(self, group: int, digests: Sequence[bytes], units: int, found: dict[int, int]) -> int:
         rule, per_unit = self._rules[group], self._per_unit[group]

@@ -36,9 +36,11 @@ class BlockTables:
         pages, taken = self.pool.allocate(total), 0
         for need, table, length in zip(needs, self.tables, self.length, strict=True):
             rows = np.flatnonzero(need)
+            if not len(rows):
+                continue
             counts, owners = need[rows], slots[rows]
             ends = np.cumsum(counts)
-            count = int(ends[-1]) if len(ends) else 0
+            count = int(ends[-1])
             offset = np.arange(count, dtype=np.int32) - np.repeat(ends - counts, counts)
             table[np.repeat(owners, counts), np.repeat(length[owners], counts) + offset] = pages[taken : taken + count]
             length[owners] += counts

@@ -118,7 +118,9 @@ def test_the_longest_prefix_with_all_visible_pages_is_found(rules, known, longes
         held = data.draw(st.lists(st.sampled_from([True, True, True, False]), min_size=count, max_size=count))
         tables.append(np.where(held, pool.allocate(count), 0).astype(np.int32) if count else np.zeros(0, np.int32))
     for unit, one in enumerate(digests):
-        index.insert(unit, one, tables)
+        index.insert(
+            one, [t[unit * index.unit // r.tokens_per_page :][: index.unit // r.tokens_per_page].tolist() for r, t in zip(rules, tables)]
+        )
 
     def usable(length):
         return all(
