@@ -28,6 +28,7 @@ class Command(NamedTuple):
 SECTIONS: dict[str, dict[str, Command]] = {
     "Understand": {
         "devices": Command("devices", "What there is to run on, and what each device can do.", "devices"),
+        "conformance": Command("conformance", "Hold a device to the contract, level by level, and write the report.", "conformance"),
         "collect-env": Command("collect_env", "Versions, machine and devices, for a bug report."),
         "bench": Command("bench.command", "Measure latency, throughput, start-up, or a running server under load."),
     },

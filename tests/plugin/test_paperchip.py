@@ -1,0 +1,84 @@
+"""A backend outside the tree: built, installed with pip, found, and held to the contract, with no patch to Pagoda."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pagoda.hal.discovery import find
+from pagoda.hal.kv import CacheGroup, CacheKind, LayerCache
+from pagoda.ops.norm import NormFacts
+from pagoda.ops.table import kernel_table
+
+SOURCE = Path(__file__).parent / "paperchip"
+
+
+def test_it_knows_hal_and_ops_alone() -> None:
+    allowed = {"pagoda.hal", "pagoda.ops"}
+    for path in SOURCE.rglob("*.py"):
+        names = [node.module or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        rooms = {".".join(name.split(".")[:2]) for name in names if name.startswith("pagoda")}
+        assert rooms <= allowed, f"{path.name} reaches into {sorted(rooms - allowed)}"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that pip installed the plugin into."""
+    work = tmp_path_factory.mktemp("plugin")
+    shutil.copytree(SOURCE, work / "source")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--disable-pip-version-check", "--target", str(work / "site"), str(work / "source")], check=True)
+    return work / "site"
+
+
+def pagoda(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(installed), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", "import sys; from pagoda.serving.cli.main import main; sys.exit(main())", *arguments]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.heavy
+def test_it_is_listed_with_its_kernels(installed: Path) -> None:
+    result = pagoda(installed, "devices", "--json", "--kernels")
+    assert result.returncode == 0, result.stderr
+    records = {record["name"]: record for record in json.loads(result.stdout)}
+    chip = records["paperchip"]
+    assert chip["available"] and [device["index"] for device in chip["devices"]] == [0, 1]
+    offered = {(kernel["op"], kernel["name"]) for kernel in chip["devices"][0]["kernels"]}
+    assert {("rms_norm", "paper"), ("gated_activation", "paper"), ("rms_norm", "reference")} <= offered
+    assert ("rms_norm", "paper") in {(kernel["op"], kernel["name"]) for kernel in records["cpu"]["devices"][0]["kernels"]}
+
+
+@pytest.mark.heavy
+def test_it_conforms(installed: Path, tmp_path: Path) -> None:
+    levels = [word for level in (0, 1, 2) for word in ("--level", str(level))]
+    result = pagoda(installed, "conformance", "--device", "paperchip", *levels, "--json", str(tmp_path / "report.json"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["levels"] == {"device": True, "kernels": True, "graphs": True}
+    judged = {one["name"]: one["outcome"] for one in report["results"] if one["level"] == 1}
+    assert judged["rms_norm=paper"] == judged["gated_activation=paper"] == "passed"
+
+
+def test_two_vendors_in_one_process(monkeypatch: pytest.MonkeyPatch, installed: Path) -> None:
+    monkeypatch.syspath_prepend(str(installed))
+    backend, cpu = find("paperchip"), find("cpu")
+    assert kernel_table(backend, backend.describe()).choose("rms_norm", NormFacts("float32", 64, 1e-5)).chosen.name == "paper"
+    cache = LayerCache(CacheKind.FULL, 2, 16, 8, "bfloat16")
+    group = CacheGroup(CacheKind.FULL, (0, 1), (cache, cache), 32, 0)
+    here, there = cpu.open().kv_layout(group), backend.open().kv_layout(group)
+    assert here.page_shape != there.page_shape, "the two lay pages differently"
+    (pool, views), (paper, sheets) = here.allocate(4), there.allocate(6)
+    for view in views:
+        view.k.copy_(torch.randn(view.k.shape))
+        view.v.copy_(torch.randn(view.v.shape))
+    there.load(paper, torch.tensor([5, 2]), here.export(pool, torch.tensor([1, 3])))
+    for view, sheet in zip(views, sheets, strict=True):
+        assert torch.equal(view.k[[1, 3]], sheet.k[[5, 2]]) and torch.equal(view.v[[1, 3]], sheet.v[[5, 2]])
