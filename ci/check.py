@@ -20,6 +20,7 @@ CHECKS: tuple[tuple[str, list[str]], ...] = (
     ("types", [str(BIN / "mypy"), *(part for room in STRICT for part in ("-p", room))]),
     ("budgets", [sys.executable, "ci/budgets.py"]),
     ("vendor words", [sys.executable, "ci/vendor_words.py"]),
+    ("kernel matrix", [sys.executable, "ci/kernel_matrix.py", "--check"]),
 )
 
 
