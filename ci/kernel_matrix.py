@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pagoda.hal.discovery import INSTRUMENTS, find
 from pagoda.hal.kernel import Kernel
-from pagoda.ops.registry import ALL_OPS
+from pagoda.ops.registry import ALL_OPS, reference_kernels
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs/kernels.md"
@@ -39,7 +39,7 @@ def _backends() -> list[str]:
 
 
 def _cell(op: str, kernels: list[Kernel]) -> str:
-    own = sorted({kernel.name for kernel in kernels if kernel.op == op})
+    own = sorted({kernel.name for kernel in (*kernels, *reference_kernels()) if kernel.op == op} - {"reference"})
     return ", ".join([*own, "reference"])
 
 
