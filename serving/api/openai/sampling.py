@@ -13,6 +13,7 @@ from pagoda.serving.api.service import Service, engine_id
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.frontend.bad_words import with_bad_word_ids
+from pagoda.serving.frontend.processor import check_ids, output_limit
 
 _SAME_NAME = (
     "n",
@@ -93,12 +94,12 @@ def engine_request(
     tokenizer, facts = service.text.tokenizer, service.client.facts
     prompt = truncated(prompt, request, facts.max_model_len, settings.get("max_tokens"))
     settings = {**service.card.sampling_defaults, **settings}
-    settings["max_tokens"] = checked_max_tokens(len(prompt), settings.get("max_tokens", 16), facts.max_model_len)
+    settings["max_tokens"] = output_limit(len(prompt), settings.get("max_tokens", 16), facts.max_model_len)
     params = with_bad_word_ids(_params(settings), tokenizer)
-    _check_ids(prompt, "prompt", facts.vocab_size)
-    _check_ids(params.stop_token_ids, "stop_token_ids", facts.vocab_size)
-    _check_ids(params.allowed_token_ids, "allowed_token_ids", facts.vocab_size)
-    _check_ids(list(params.logit_bias), "logit_bias", facts.vocab_size)
+    check_ids("prompt", prompt, facts.vocab_size)
+    check_ids("stop_token_ids", params.stop_token_ids, facts.vocab_size)
+    check_ids("allowed_token_ids", params.allowed_token_ids, facts.vocab_size)
+    check_ids("logit_bias", list(params.logit_bias), facts.vocab_size)
     return EngineRequest(
         request_id=engine_id(reply_id),
         prompt=tuple(prompt),
@@ -129,26 +130,6 @@ def _beam_width(request: GenerationRequest, params: SamplingParams) -> int:
     return params.n
 
 
-def checked_max_tokens(prompt: int, asked: int | None, longest: int) -> int:
-    """The output limit: what was asked for, or what is left of the model's length. Raises when it cannot fit."""
-    room = longest - prompt
-    if room < 1:
-        raise RequestError(
-            f"the prompt has {prompt} tokens and the model's context is {longest} tokens, which leaves no room for an answer;"
-            " shorten the prompt or set truncate_prompt_tokens",
-            param="prompt",
-            code="context_length_exceeded",
-        )
-    if asked is not None and asked > room:
-        raise RequestError(
-            f"the prompt has {prompt} tokens and max_tokens asks for {asked}: {prompt + asked} in all,"
-            f" but the model's context is {longest} tokens; ask for at most {room}",
-            param="max_tokens",
-            code="context_length_exceeded",
-        )
-    return room if asked is None else asked
-
-
 def truncated(prompt: Sequence[int], request: GenerationRequest, longest: int, max_tokens: int | None) -> Sequence[int]:
     """The prompt cut to `truncate_prompt_tokens` (−1: what leaves room for the answer) at the side that was asked for."""
     keep = request.truncate_prompt_tokens
@@ -163,9 +144,3 @@ def truncated(prompt: Sequence[int], request: GenerationRequest, longest: int, m
     if request.truncation_side not in (None, "left", "right"):
         raise RequestError(f"truncation_side={request.truncation_side!r} must be left or right", param="truncation_side")
     return prompt[:keep] if request.truncation_side == "right" else prompt[-keep:]
-
-
-def _check_ids(ids: Sequence[int], name: str, vocab_size: int) -> None:
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        bad = next(i for i in ids if not 0 <= i < vocab_size)
-        raise RequestError(f"{name} holds the token id {bad}; ids go from 0 to {vocab_size - 1}", param=name)
