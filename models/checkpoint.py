@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 from pagoda.hal.errors import CheckpointError
 from pagoda.models.builder import Parameter
-from pagoda.models.views import Joined, Part, Renamed, Reordered, Shifted, Stacked, Transposed, Unstacked
+from pagoda.models.views import Joined, Part, Renamed, Reordered, Shifted, Stacked, Unstacked, transposed
 from pagoda.quant.format import Format, StoredTensor
 
 Tensors = dict[str, StoredTensor]
@@ -160,7 +160,7 @@ def _apply(rule: Rule, tensors: Tensors) -> Tensors:
         case Unstack():
             return _each(tensors, rule.old, lambda words, tensor: _unstack(rule, words, tensor))
         case Transpose(name):
-            return _each(tensors, name, lambda words, tensor: {_fill(name, words): Transposed(tensor.name, tensor)})
+            return _each(tensors, name, lambda words, tensor: {_fill(name, words): transposed(tensor)})
         case Reorder(name, view, order):
             return _each(tensors, name, lambda words, tensor: {_fill(name, words): Reordered(tensor.name, tensor, view, order)})
         case Add(name, value):

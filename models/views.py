@@ -151,6 +151,14 @@ class Transposed:
         return self.base.read(tuple(slice(*bounds) for bounds in full)).transpose(-1, -2)
 
 
+def transposed(tensor: StoredTensor) -> StoredTensor:
+    """The last two dimensions exchanged; turned twice is not turned, whatever the format."""
+    inner = tensor
+    while isinstance(inner, Renamed):
+        inner = inner.base
+    return inner.base if isinstance(inner, Transposed) else Transposed(tensor.name, tensor)
+
+
 @dataclass(frozen=True)
 class Reordered:
     """Rows (dimension 0) seen as `view`, its axes exchanged to `order`, and flattened again."""
