@@ -133,7 +133,9 @@ def check(stored: Mapping[str, StoredTensor], parameters: Mapping[str, Parameter
         if names
     ]
     if problems:
-        raise CheckpointError(f"the checkpoint does not fit its configuration. {'. '.join(problems)}. Fetch it again, or check the model type")
+        raise CheckpointError(
+            f"the checkpoint does not fit its configuration. {'. '.join(problems)}. Fetch it again, or check the model type"
+        )
 
 
 def _names(parameter: Parameter, format: Format) -> tuple[str, ...]:

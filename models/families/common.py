@@ -158,7 +158,9 @@ def windows(config: Config, layers: int, sliding: int | None) -> tuple[Window | 
         raise ModelError(f"{config.where}: layer_types has {len(types)} entries for {layers} layers")
     unknown = sorted(set(types) - {"sliding_attention", "full_attention"})
     if unknown:
-        raise ModelError(f"{config.where}: layer_types holds {', '.join(unknown)}; this model type knows sliding_attention and full_attention")
+        raise ModelError(
+            f"{config.where}: layer_types holds {', '.join(unknown)}; this model type knows sliding_attention and full_attention"
+        )
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 

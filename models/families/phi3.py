@@ -26,6 +26,4 @@ def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     )
 
 
-PHI3 = Family(
-    name="phi3", architectures=("Phi3ForCausalLM",), model_types=("phi3",), spec=spec, rules=rules
-)
+PHI3 = Family(name="phi3", architectures=("Phi3ForCausalLM",), model_types=("phi3",), spec=spec, rules=rules)

@@ -11,8 +11,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from safetensors.torch import load_file
-
 from pagoda.hal.comm import Communicator, Topology
 from pagoda.hal.device import Backend
 from pagoda.hal.discovery import choose
@@ -22,6 +20,7 @@ from pagoda.models.direct import DirectRun
 from pagoda.models.load import Checkpoint, describe, load_model, open_checkpoint
 from pagoda.models.parallel.shard import Shard
 from pagoda.ops.table import kernel_table
+from safetensors.torch import load_file
 
 REFERENCE = "reference.safetensors"
 FULL = "p2"
@@ -48,7 +47,11 @@ class Report:
         worst = max(finding.error for finding in self.findings)
         red = "; ".join(f"{f.name}: {f.note or f'off by {f.error:.2g}'}" for f in self.findings if not f.passed)
         ties = sum("tie" in finding.note for finding in self.findings)
-        return f"{'pass' if self.passed else 'FAIL'} {self.path}  worst {worst:.1e}" + (f"  {ties} ties" if ties else "") + (f"  {red}" if red else "")
+        return (
+            f"{'pass' if self.passed else 'FAIL'} {self.path}  worst {worst:.1e}"
+            + (f"  {ties} ties" if ties else "")
+            + (f"  {red}" if red else "")
+        )
 
 
 def parity(
