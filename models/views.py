@@ -146,9 +146,7 @@ class Transposed:
 
     def read(self, index: Index = ()) -> torch.Tensor:
         if not hasattr(torch, self.dtype):
-            raise CheckpointError(
-                f"{self.name} is stored transposed in blocks of {self.dtype}, which cannot be turned; use an unquantised checkpoint"
-            )
+            raise CheckpointError(f"{self.name} is stored transposed in blocks of {self.dtype}, which cannot be turned; use a plain one")
         full = _full(index, self.shape)
         full[-1], full[-2] = full[-2], full[-1]
         return self.base.read(tuple(slice(*bounds) for bounds in full)).transpose(-1, -2)

@@ -1,4 +1,4 @@
-"""The meaning of a `DecoderSpec`, in plain torch: a whole sequence at once, no cache, no kernels, float64. Written apart from the decoder."""
+"""The meaning of a `DecoderSpec` in plain torch: a whole sequence at once, no cache or kernels, float64; written apart from the decoder."""
 
 from __future__ import annotations
 

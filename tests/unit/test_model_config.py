@@ -162,7 +162,7 @@ def test_fewer_kv_heads_than_ranks_are_repeated() -> None:
 
 def test_every_primitive_without_a_kernel_is_named() -> None:
     info: DeviceInfo = opened()[1].info
-    with pytest.raises(ModelError, match="(?s)cannot run this model: no kernel for embedding.*no kernel for gemm.*no kernel for rms_norm"):
+    with pytest.raises(ModelError, match=r"(?s)cannot run this model: no kernel for embedding.*no kernel for gemm.*no kernel for rms_norm"):
         describe(LLAMA, table=KernelTable(info, ()))
 
 
