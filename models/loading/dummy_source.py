@@ -9,6 +9,7 @@ from math import prod
 
 import torch
 from pagoda.models.weights import Naming
+from pagoda.quant.format import StoredTensor
 
 POOL = 4_194_301
 """Numbers drawn once; a prime, so that no two rows of a matrix see the same stretch of them."""
@@ -28,7 +29,7 @@ class DummySource:
     def __init__(self, shapes: Iterable[tuple[str, tuple[int, ...], str]], seed: int = 0, naming: Naming = "pagoda") -> None:
         self.naming: Naming = naming
         pool = _Pool(seed)
-        self.tensors: Mapping[str, DummyTensor] = {name: DummyTensor(name, shape, dtype, pool) for name, shape, dtype in shapes}
+        self.tensors: Mapping[str, StoredTensor] = {name: DummyTensor(name, shape, dtype, pool) for name, shape, dtype in shapes}
 
     def close(self) -> None:
         """Nothing is held."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from pagoda.hal.errors import CheckpointError
 from pagoda.models.weights import Naming
+from pagoda.quant.format import StoredTensor
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class MemorySource:
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], naming: Naming = "hf") -> None:
         self.naming: Naming = naming
-        self.tensors: Mapping[str, MemoryTensor] = {name: MemoryTensor(name, tensor) for name, tensor in tensors.items()}
+        self.tensors: Mapping[str, StoredTensor] = {name: MemoryTensor(name, tensor) for name, tensor in tensors.items()}
 
     @classmethod
     def drain(cls, stream: Iterable[tuple[str, torch.Tensor]], naming: Naming = "hf") -> MemorySource:

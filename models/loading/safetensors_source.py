@@ -11,6 +11,7 @@ from pagoda.hal.errors import CheckpointError
 from pagoda.models.loading.safetensors_header import read_header
 from pagoda.models.loading.stored import FileTensor
 from pagoda.models.weights import Naming
+from pagoda.quant.format import StoredTensor
 
 INDEX_SUFFIX = ".safetensors.index.json"
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
@@ -30,7 +31,7 @@ class SafetensorsSource:
 
     def __init__(self, files: Sequence[Path], index: Path | None = None) -> None:
         shards = {path: read_header(path) for path in files}
-        self.tensors: Mapping[str, FileTensor] = _merge(shards)
+        self.tensors: Mapping[str, StoredTensor] = _merge(shards)
         if index is not None:
             _check_index(index, shards)
 

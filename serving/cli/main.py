@@ -26,6 +26,11 @@ class Command(NamedTuple):
 
 
 SECTIONS: dict[str, dict[str, Command]] = {
+    "Models": {
+        "pull": Command("pull", "Fetch a model of the hub into the cache.", "pull"),
+        "list": Command("list_models", "The models on this machine, with their sizes.", "list_models"),
+        "rm": Command("remove", "Delete a model from the cache.", "remove"),
+    },
     "Understand": {
         "devices": Command("devices", "What there is to run on, and what each device can do.", "devices"),
         "conformance": Command("conformance", "Hold a device to the contract, level by level, and write the report.", "conformance"),
