@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from pagoda.hal.kernel import KernelRun
 
 

@@ -16,13 +16,15 @@ _LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens", "max_request_bytes", 
 class ServerConfig:
     """Settings of one server. Field names are the flags of `vllm serve` with underscores."""
 
-    host: Annotated[str, Flag("Address to listen on.")] = "0.0.0.0"
+    host: Annotated[str, Flag("Address to listen on.", section="Server")] = "0.0.0.0"
     port: Annotated[int, Flag("Port to listen on; 0 takes a free one.")] = 8000
     uds: Annotated[str | None, Flag("Path of a Unix socket to listen on instead of host and port.")] = None
     served_model_name: Annotated[
         tuple[str, ...], Flag("Names that requests may use for the model; the first is the one in replies.", metavar="NAME")
     ] = ()
-    api_key: Annotated[tuple[str, ...], Flag("Key that clients must send as a bearer token; several may be given.", metavar="KEY")] = ()
+    api_key: Annotated[
+        tuple[str, ...], Flag("Key that clients must send as a bearer token; several may be given.", metavar="KEY", section="Access")
+    ] = ()
     ssl_keyfile: Annotated[str | None, Flag("Private key of the TLS certificate.")] = None
     ssl_certfile: Annotated[str | None, Flag("TLS certificate; turns HTTPS on.")] = None
     ssl_ca_certs: Annotated[str | None, Flag("Certificates that clients' certificates are checked against.")] = None
@@ -32,16 +34,18 @@ class ServerConfig:
     allowed_methods: Annotated[tuple[str, ...], Flag("Methods that CORS allows.", metavar="METHOD")] = ("*",)
     allowed_headers: Annotated[tuple[str, ...], Flag("Headers that CORS allows.", metavar="HEADER")] = ("*",)
     allow_credentials: Annotated[bool, Flag("CORS allows credentials.")] = False
-    max_num_queued_reqs: Annotated[int | None, Flag("Requests that may wait for their first token; more get 503.")] = None
+    max_num_queued_reqs: Annotated[int | None, Flag("Requests that may wait for their first token; more get 503.", section="Limits")] = None
     max_num_queued_tokens: Annotated[int | None, Flag("Prompt tokens that may wait for their first token; more get 503.")] = None
     max_request_bytes: Annotated[int, Flag("Largest request body; above it 413.")] = 64 << 20
     max_prompts: Annotated[int, Flag("Most prompts in one completions request.")] = 1024
-    chat_template: Annotated[str | None, Flag("File with a chat template, or the template itself, instead of the checkpoint's.")] = None
+    chat_template: Annotated[
+        str | None, Flag("File with a chat template, or the template itself, instead of the checkpoint's.", section="Replies")
+    ] = None
     response_role: Annotated[str, Flag("Role of the answers to chat requests.")] = "assistant"
     trust_request_chat_template: Annotated[bool, Flag("Let requests bring their own chat template.")] = False
     return_tokens_as_token_ids: Annotated[bool, Flag("Name tokens in logprobs `token_id:N` instead of by their text.")] = False
     enable_force_include_usage: Annotated[bool, Flag("Send usage at the end of every stream, asked for or not.")] = False
-    shutdown_timeout: Annotated[float, Flag("Seconds that running requests get to finish after SIGTERM.")] = 30.0
+    shutdown_timeout: Annotated[float, Flag("Seconds that running requests get to finish after SIGTERM.", section="Running it")] = 30.0
     disable_access_log: Annotated[bool, Flag("Do not log a line for each request.", ("--disable-uvicorn-access-log",))] = False
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Flag("Least severe messages to log.", ("--uvicorn-log-level",))] = (
         "info"

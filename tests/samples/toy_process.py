@@ -71,7 +71,7 @@ class ServerProcess:
 def main() -> int:
     sys.path.insert(0, str(Path(__file__).parent))
     from pagoda.serving.api.config import ServerConfig
-    from pagoda.serving.api.server import bind, run_service, set_up_logging
+    from pagoda.serving.api.server import Server, bind, run_loop, set_up_logging
     from pagoda.serving.api.service import ModelCard, Service
     from toy_engine import ToyEngine, toy_text
 
@@ -79,8 +79,12 @@ def main() -> int:
     set_up_logging(config)
     engine = ToyEngine(float(sys.argv[2]))
     signal.signal(signal.SIGUSR1, lambda *_: setattr(engine, "dead", "the engine was killed by a test"))
-    service = Service(engine, toy_text(), ModelCard(config.served_model_name or ("toy",), "toy"), config)
-    return run_service(service, bind(config), stats=False)
+
+    async def serve() -> int:
+        service = Service(engine, toy_text(), ModelCard(config.served_model_name or ("toy",), "toy"), config)
+        return await Server(service, bind(config), stats=False).run()
+
+    return run_loop(serve)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def given_settings(request: GenerationRequest) -> dict[str, Any]:
 
 def completion_settings(request: CompletionRequest) -> dict[str, Any]:
     """Settings of a completions request: `echo` with `max_tokens=0` scores the prompt, `best_of` needs logprobs to choose by."""
-    out = given_settings(request)
+    out = {"max_tokens": 16, **given_settings(request)}
     if request.logprobs is not None:
         out["logprobs"] = request.logprobs
         if request.echo:
@@ -67,7 +67,6 @@ def completion_settings(request: CompletionRequest) -> dict[str, Any]:
 def chat_settings(request: ChatRequest) -> dict[str, Any]:
     """Settings of a chat request: `max_completion_tokens` is the newer name, logprobs are a switch and a count."""
     out = given_settings(request)
-    out.setdefault("max_tokens", None)
     if request.max_completion_tokens is not None:
         out["max_tokens"] = request.max_completion_tokens
     if request.top_logprobs is not None and not request.logprobs:
@@ -93,9 +92,10 @@ def engine_request(
     """A checked request for the engine. Raises `RequestError` for what can never be answered."""
     tokenizer, facts = service.text.tokenizer, service.client.facts
     prompt = truncated(prompt, request, facts.max_model_len, settings.get("max_tokens"))
-    settings = {**service.card.sampling_defaults, **settings}
-    settings["max_tokens"] = output_limit(len(prompt), settings.get("max_tokens", 16), facts.max_model_len)
-    params = with_bad_word_ids(_params(settings), tokenizer)
+    limit = output_limit(len(prompt), settings.get("max_tokens"), facts.max_model_len)
+    if "max_tokens" not in settings:
+        limit = min(limit, service.card.sampling_defaults.get("max_tokens", limit))
+    params = with_bad_word_ids(_params({**service.card.sampling_defaults, **settings, "max_tokens": limit}), tokenizer)
     check_ids("prompt", prompt, facts.vocab_size)
     check_ids("stop_token_ids", params.stop_token_ids, facts.vocab_size)
     check_ids("allowed_token_ids", params.allowed_token_ids, facts.vocab_size)
