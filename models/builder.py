@@ -82,7 +82,7 @@ class Builder:
         self.parameters: dict[str, Parameter] = {}
         self.uses: list[tuple[str, Facts]] = []
         self.nbytes = 0
-        self._refill: list[Callable[[], None]] = []
+        self._refill: list[Callable[[], object]] = []
         self._table_rows: torch.Tensor | None = None
         self._table_bytes = 0.0
 
@@ -159,7 +159,11 @@ class Builder:
         tensors = {name: self.tensor(f"{path}.{name}", (Span.whole(width),), role) for name in names}
         plain = self.kernel("rms_norm" if norm.kind == "rms" else "layer_norm", facts)
         fused = self.kernel("add_rms_norm", facts) if norm.kind == "rms" else None
-        return NormBlock(plain, fused, tensors) if self.loading else NormBlock.hollow()
+        return (
+            NormBlock(plain, fused, {name: tensor for name, tensor in tensors.items() if tensor is not None})
+            if self.loading
+            else NormBlock.hollow()
+        )
 
     def _piece(self, use: FormatUse) -> tuple[KernelRun, Any]:
         return self._packed(use, self._load(use))

@@ -156,7 +156,7 @@ class Decoder:
         self._layers = [LayerBlock(build, f"layers.{i}", layer, spec.width) for i, layer in enumerate(spec.layers)]
         self._norm = build.norm("norm", spec.norm, spec.width)
         self._head = HeadBlock(build, spec.head, vocab, spec.width)
-        self._ropes = {rope: RopeTable(rope, spec.max_positions, build.torch_device) for rope in ropes_of(spec)} if build.loading else {}
+        self._ropes = self._rope_tables(build) if build.loading else ()
         self._planners: list[list[KernelRun]] = []
 
     @property
@@ -205,10 +205,17 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)
 
-    def _rotations(self, inputs: ModelInputs) -> dict[Rope, tuple[torch.Tensor, torch.Tensor]]:
-        by_length = any(rope.by_length for rope in self._ropes)
+    def _rotations(self, inputs: ModelInputs) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+        by_length = any(table.by_length for table in self._ropes)
         lengths = _token_lengths(inputs.groups[0], inputs.token_ids.shape[0]) if by_length else None
-        return {rope: table.at(inputs.positions, lengths) for rope, table in self._ropes.items()}
+        return tuple(table.at(inputs.positions, lengths) for table in self._ropes)
+
+    def _rope_tables(self, build: Builder) -> tuple[RopeTable, ...]:
+        ropes = ropes_of(self.spec)
+        for layer in self._layers:
+            if layer.mixer is not None and isinstance(layer.mixer.spec.position, Rope):
+                layer.mixer.rope_index = ropes.index(layer.mixer.spec.position)
+        return tuple(RopeTable(rope, self.spec.max_positions, build.torch_device) for rope in ropes)
 
     def _kernels(self) -> KernelTable:
         if self._table is None:

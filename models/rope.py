@@ -173,8 +173,8 @@ class RopeTable:
             self._table = (torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.factor).to(device)
 
     @property
-    def nbytes(self) -> int:
-        return 0 if self._table is None else self._table.nbytes
+    def by_length(self) -> bool:
+        return self._table is None
 
     def at(self, positions: torch.Tensor, lengths: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """positions `[T]`, lengths `[T]` of each token's request (where the rope needs them) → cos, sin `[T, dims / 2]` float32."""

@@ -75,7 +75,8 @@ class Joined:
         return _same_dtype(self.name, self.bases)
 
     def read(self, index: Index = ()) -> torch.Tensor:
-        full, offset, pieces = _full(index, self.shape), 0, []
+        full, offset = _full(index, self.shape), 0
+        pieces: list[torch.Tensor] = []
         first, last = full[self.dim]
         for base in self.bases:
             size = base.shape[self.dim]

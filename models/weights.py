@@ -20,7 +20,9 @@ class WeightSource(Protocol):
     """
 
     naming: Naming
-    tensors: Mapping[str, StoredTensor]
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]: ...
 
     def close(self) -> None:
         """Let go of files; tensors read earlier stay valid. Idempotent."""

@@ -26,7 +26,7 @@ class Step(NamedTuple):
 
     groups: tuple[PagedBatch, ...]
     plans: tuple[Any, ...]
-    ropes: dict[Rope, tuple[torch.Tensor, torch.Tensor]]
+    ropes: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
 class AttentionBlock:
@@ -35,7 +35,11 @@ class AttentionBlock:
     Attributes:
         cache: what it stores per token.
         facts: of the attention primitive, with the page size of the last `bind`.
+        rope_index: which of the step's ropes turns its q and k.
     """
+
+    rope_index: int
+    _pages: LayerPages
 
     def __init__(self, build: Builder, path: str, spec: Attention, width: int) -> None:
         self.spec = spec
@@ -64,7 +68,9 @@ class AttentionBlock:
         self.facts = replace(self.facts, page_size=page_size)
         self.kernel = table.resolve("paged_attention", self.facts)
         self._attend, self._write = self.kernel.run, table.resolve("write_kv", self.facts).run
-        self._pages, self._group, self._planner = pages, group, planner
+        self._group, self._planner = group, planner
+        if pages is not None:
+            self._pages = pages
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
@@ -84,7 +90,7 @@ class AttentionBlock:
             q, k = norm(q, k)
         q, k = q.unflatten(-1, (self._heads, -1)), k.unflatten(-1, (self._kv_heads, -1))
         if self._rope is not None:
-            q, k = self._rope(q, k, *step.ropes[self.spec.position])
+            q, k = self._rope(q, k, *step.ropes[self.rope_index])
         if norm is not None and norm.after_rope:
             q, k = norm(q.flatten(1), k.flatten(1))
             q, k = q.unflatten(-1, (self._heads, -1)), k.unflatten(-1, (self._kv_heads, -1))

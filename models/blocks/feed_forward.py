@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from pagoda.models.blocks.linear import Linear
@@ -22,7 +24,7 @@ class MlpBlock:
         self._down = build.linear(path, {"down": whole}, hidden, "row", spec.down_bias)
         op = "gated_activation" if spec.gated else "activation"
         kernel = build.kernel(op, ActivationFacts(build.numerics.dtype, spec.activation, spec.limit))
-        self._act = kernel.run if build.loading else None
+        self._act: Any = kernel.run if build.loading else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x `[T, width]` → this rank's share of `[T, width]`, to be summed over ranks."""
@@ -49,7 +51,8 @@ class MoeBlock:
         run, self._packed = build.experts(f"{path}.experts", mlp, experts, hidden)
         self._shared = MlpBlock(build, f"{path}.shared", spec.shared, width) if spec.shared else None
         self._gate = build.linear(path, {"shared_gate": Span.whole(1)}, Span.whole(width), "replicated") if spec.shared_gate else None
-        self._route, self._run = (route.run, run.run) if build.loading else (None, None)
+        self._route: Any = route.run if build.loading else None
+        self._run: Any = run.run if build.loading else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x `[T, width]` → this rank's share of `[T, width]`, to be summed over ranks."""

@@ -71,9 +71,8 @@ def rope(config: Config, head_dim: int, style: RopeStyle = "neox", part: str | N
         values = Config({}, config.where)
     scaling = values if values.has("rope_type") or values.has("type") else config.child("rope_scaling")
     config.ignore("rope_scaling")
-    base = values.number("rope_theta", default=None) or config.number("rope_theta", default=theta)
-    fraction = values.number("partial_rotary_factor", default=None) or config.number("partial_rotary_factor", default=1.0)
-    config.ignore("rope_theta", "partial_rotary_factor")
+    base = values.number("rope_theta", default=config.number("rope_theta", default=theta))
+    fraction = values.number("partial_rotary_factor", default=config.number("partial_rotary_factor", default=1.0))
     return Rope(base, int(head_dim * fraction), style, _scaling(config, scaling))
 
 

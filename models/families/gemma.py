@@ -5,6 +5,7 @@ from __future__ import annotations
 from pagoda.models.config import Config
 from pagoda.models.families.common import Heads, activation, llama_rules, rms, rope, windows
 from pagoda.models.family import Family
+from pagoda.models.rope import Rope
 from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, QkNorm, Window
 
 SANDWICH = {
@@ -42,7 +43,7 @@ def gemma3(config: Config) -> DecoderSpec:
     return _decoder(config, tuple(layers))
 
 
-def _layer(config: Config, window: Window | None, position: object, qk_norm: QkNorm | None) -> Layer:
+def _layer(config: Config, window: Window | None, position: Rope, qk_norm: QkNorm | None) -> Layer:
     heads, norm = Heads.read(config, config.integer("hidden_size")), rms(config, offset=1.0)
     config.require("use_bidirectional_attention", None, False)
     bias = config.flag("attention_bias", default=False)

@@ -17,9 +17,10 @@ def spec(config: Config) -> DecoderSpec:
     layers = len(plain.layers)
     interval = config.integer("no_rope_layer_interval", default=4)
     rotated = config.list("no_rope_layers", kind=int, default=tuple(int((i + 1) % interval != 0) for i in range(layers)))
+    attentions = [layer.mixer for layer in plain.layers if layer.mixer]
     changed = (
-        replace(layer, mixer=replace(layer.mixer, window=window, position=layer.mixer.position if has_rope else None))
-        for layer, window, has_rope in zip(plain.layers, qwen_windows(config), rotated, strict=True)
+        replace(layer, mixer=replace(attention, window=window, position=attention.position if has_rope else None))
+        for layer, attention, window, has_rope in zip(plain.layers, attentions, qwen_windows(config), rotated, strict=True)
     )
     return replace(plain, layers=tuple(changed), head=Head(tied=config.flag("tie_word_embeddings", default=True)))
 
