@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
+from pagoda.hal.errors import KernelError
 from pagoda.hal.kernel import Facts, KernelRun
 from pagoda.hal.kv import DTYPE_BYTES
 from pagoda.hal.memory import MemoryKind
@@ -183,9 +184,17 @@ class Builder:
         return kernel, packed
 
     def _count_packed(self, use: FormatUse, own: bool) -> None:
-        packed_bytes = self.table.choose(use.op, use.facts).chosen.packed_bytes if self.table is not None else None
+        packed_bytes = self._chosen_bytes(use)
         if packed_bytes is not None:
             self.nbytes += packed_bytes(use.facts) - (use.nbytes if own else 0)
+
+    def _chosen_bytes(self, use: FormatUse) -> Callable[[Facts], int] | None:
+        if self.table is None:
+            return None
+        try:
+            return self.table.choose(use.op, use.facts).chosen.packed_bytes
+        except KernelError:
+            return None  # the support check names it, with all others
 
     @property
     def torch_device(self) -> torch.device:

@@ -1,8 +1,8 @@
 """How a checkpoint's tensors become ours: ordered, invertible rules, as data.
 
-A pattern is a tensor name in which `{x}` stands for one word between dots and `{x*}` for any rest; the same words appear in the rule's other
-side. Each rule works on all tensors that the rules before it left, so a list reads from the file's names to ours. `inverse` turns a list round:
-saving, adapter names and other namings fall out of it.
+A pattern is a tensor name in which `{x}` stands for one word between dots and `{x*}` for any rest; the same words appear in the rule's
+other side. Each rule works on all tensors that the rules before it left, so a list reads from the file's names to ours. `inverse` turns a
+list round: saving, adapter names and other namings fall out of it. For that, no rule may take up a name that an earlier one made final.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ def check(stored: Mapping[str, StoredTensor], parameters: Mapping[str, Parameter
         if names
     ]
     if problems:
-        raise CheckpointError(f"the checkpoint does not fit its configuration. {'. '.join(problems)}. Fetch it again, or check the model type")
+        raise CheckpointError(
+            f"the checkpoint does not fit its configuration. {'. '.join(problems)}. Fetch it again, or check the model type"
+        )
 
 
 def _names(parameter: Parameter, format: Format) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-
 from pagoda.hal.errors import ConfigError, ModelError
 from pagoda.hal.kernel import KernelRun
 from pagoda.hal.kv import LayerCache, LayerPages

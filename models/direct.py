@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-
 from pagoda.hal.device import Device
 from pagoda.hal.kv import CacheGroup, LayerCache, LayerPages
 from pagoda.models.model import Model, ModelInputs, ModelOutput

@@ -1,4 +1,4 @@
-"""Which family serves a configuration: by architecture name, then by model type; strangers join through the entry-point group `pagoda.models`."""
+"""Which family serves a configuration: by architecture, then by model type; plugins join through the entry-point group `pagoda.models`."""
 
 from __future__ import annotations
 

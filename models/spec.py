@@ -1,7 +1,7 @@
 """A decoder as data: frozen records that a family makes of a checkpoint's configuration and `models.decoder` builds and runs.
 
-A layer holds one mixer value and one feed-forward value, each its own record: a new architecture adds a record or a value, never a flag that
-every other layer has to know. Records are equal when they mean the same, so that equal layers share kernels and cache groups.
+A layer holds one mixer value and one feed-forward value, each its own record: a new architecture adds a record or a value, never a flag
+that every other layer has to know. Records are equal when they mean the same, so that equal layers share kernels and cache groups.
 """
 
 from __future__ import annotations

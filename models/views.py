@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
-
 from pagoda.hal.errors import CheckpointError
 from pagoda.quant.format import StoredTensor
 
@@ -81,7 +80,7 @@ class Joined:
         for base in self.bases:
             size = base.shape[self.dim]
             start, stop = max(first - offset, 0), min(last - offset, size)
-            if start < stop or not pieces and offset + size >= last:
+            if start < stop or (not pieces and offset + size >= last):
                 full[self.dim] = (start, max(start, stop))
                 pieces.append(base.read(tuple(slice(*bounds) for bounds in full)))
             offset += size
@@ -105,6 +104,8 @@ class Stacked:
 
     def read(self, index: Index = ()) -> torch.Tensor:
         chosen = self.bases[index[0]] if index else self.bases
+        if not chosen:
+            return self.bases[0].read(tuple(index[1:])).unsqueeze(0)[:0]
         return torch.stack([base.read(tuple(index[1:])) for base in chosen])
 
 
@@ -146,7 +147,7 @@ class Transposed:
 
     def read(self, index: Index = ()) -> torch.Tensor:
         if not hasattr(torch, self.dtype):
-            raise CheckpointError(f"{self.name} is stored transposed in blocks of {self.dtype}, which cannot be turned; use an unquantised checkpoint")
+            raise CheckpointError(f"{self.name} is stored transposed in blocks of {self.dtype}, which cannot be turned; use a plain one")
         full = _full(index, self.shape)
         full[-1], full[-2] = full[-2], full[-1]
         return self.base.read(tuple(slice(*bounds) for bounds in full)).transpose(-1, -2)

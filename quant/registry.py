@@ -26,5 +26,7 @@ def format_for(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor], a
         return found[0]
     claiming = [format for format in FORMATS if format.claims(config, tensors)]
     if not claiming:
-        raise ModelError(f"no number format reads this checkpoint (quantization_config {config.get('quantization_config')}); known: {known}")
+        raise ModelError(
+            f"no number format reads this checkpoint (quantization_config {config.get('quantization_config')}); known: {known}"
+        )
     return claiming[0]

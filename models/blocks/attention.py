@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-
 from pagoda.hal.comm import Communicator
 from pagoda.hal.errors import KernelError
 from pagoda.hal.kv import CacheKind, LayerCache, LayerPages
@@ -124,7 +123,9 @@ class AttentionBlock:
     def _rope_kernel(self, build: Builder) -> Any:
         if not isinstance(self.spec.position, Rope):
             return None
-        kernel = build.kernel("rope", RopeFacts(build.numerics.dtype, self.spec.head_dim, self.spec.position.dims, self.spec.position.style))
+        kernel = build.kernel(
+            "rope", RopeFacts(build.numerics.dtype, self.spec.head_dim, self.spec.position.dims, self.spec.position.style)
+        )
         return kernel.run if build.loading else None
 
     def _usable(self, table: KernelTable | None, op: str) -> AttentionFacts:
@@ -165,7 +166,9 @@ def _qk_norm(build: Builder, path: str, spec: QkNorm | None, attention: Attentio
         return None
     full = spec.extent == "full"
     if full and build.shard.world > attention.kv_heads:
-        raise KernelError(f"{path}: a norm over the full width of {attention.kv_heads} KV heads cannot be split over {build.shard.world} ranks")
+        raise KernelError(
+            f"{path}: a norm over the full width of {attention.kv_heads} KV heads cannot be split over {build.shard.world} ranks"
+        )
     widths = [attention.head_dim * (heads if full else 1) for heads in (attention.heads, attention.kv_heads)]
     q, k = (build.norm(f"{path}.{name}_norm", spec.norm, width) for name, width in zip("qk", widths, strict=True))
     assert q is not None and k is not None

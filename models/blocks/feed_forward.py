@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
 from pagoda.models.blocks.linear import Linear
 from pagoda.models.builder import Builder
 from pagoda.models.parallel.shard import Shard, Span
@@ -37,7 +36,9 @@ class MoeBlock:
     def __init__(self, build: Builder, path: str, spec: Moe, width: int) -> None:
         dtype, router = build.numerics.dtype, spec.router
         self._router = build.linear(path, {"router": Span.whole(spec.experts)}, Span.whole(width), "replicated", router.bias)
-        self._correction = build.tensor(f"{path}.correction", (Span.whole(spec.experts),), "replicated", "float32") if router.correction else None
+        self._correction = (
+            build.tensor(f"{path}.correction", (Span.whole(spec.experts),), "replicated", "float32") if router.correction else None
+        )
         facts = RouteFacts(
             dtype, spec.experts, spec.top_k, router.score, router.renormalize, router.groups, router.top_groups,
             router.group_score, router.correction, router.scale,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-
 from pagoda.hal.kernel import KernelRun
 
 

@@ -63,7 +63,7 @@ def rms(config: Config, default: float = 1e-6, offset: float = 0.0) -> Norm:
 
 
 def rope(config: Config, head_dim: int, style: RopeStyle = "neox", part: str | None = None, theta: float = 10000.0) -> Rope:
-    """The rotary parameters in either spelling: `rope_parameters` (of layer type `part`, where they differ), or `rope_theta` and `rope_scaling`."""
+    """The rotary parameters in either spelling: `rope_parameters` (of layer type `part`), or `rope_theta` and `rope_scaling`."""
     values = config.child("rope_parameters")
     if values is not None and part is not None and values.has(part):
         values = values.child(part)
@@ -133,7 +133,8 @@ def _longrope(config: Config, values: Config) -> LongRopeScaling:
 
 
 _SCALINGS: Mapping[str, Any] = {
-    "default": _no_scaling, "linear": _linear, "dynamic": _dynamic, "yarn": _yarn, "llama3": _llama3, "longrope": _longrope, "su": _longrope,
+    "default": _no_scaling, "linear": _linear, "dynamic": _dynamic, "yarn": _yarn, "llama3": _llama3, "longrope": _longrope,
+    "su": _longrope,
 }  # fmt: skip
 
 
@@ -157,7 +158,9 @@ def windows(config: Config, layers: int, sliding: int | None) -> tuple[Window | 
         raise ModelError(f"{config.where}: layer_types has {len(types)} entries for {layers} layers")
     unknown = sorted(set(types) - {"sliding_attention", "full_attention"})
     if unknown:
-        raise ModelError(f"{config.where}: layer_types holds {', '.join(unknown)}; this model type knows sliding_attention and full_attention")
+        raise ModelError(
+            f"{config.where}: layer_types holds {', '.join(unknown)}; this model type knows sliding_attention and full_attention"
+        )
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 

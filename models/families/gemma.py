@@ -24,7 +24,9 @@ def gemma(config: Config) -> DecoderSpec:
         heads.heads, heads.kv_heads, heads.head_dim, heads.head_dim**-0.5, rope(config, heads.head_dim), qkv_bias=bias, out_bias=bias
     )
     # The first release said "gelu" and meant its tanh form.
-    ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_activation", "hidden_act").replace("gelu_tanh", "gelu") + "_tanh")
+    ff = Mlp(
+        config.integer("intermediate_size"), activation(config, "hidden_activation", "hidden_act").replace("gelu_tanh", "gelu") + "_tanh"
+    )
     return _decoder(config, (Layer(attention, ff, mixer_in=norm, ff_in=norm),) * config.integer("num_hidden_layers"))
 
 

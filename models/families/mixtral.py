@@ -24,14 +24,14 @@ def spec(config: Config) -> DecoderSpec:
 def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     moe = spec.layers[0].feed_forward
     assert isinstance(moe, Moe)
-    block = "model.layers.{i}.block_sparse_moe"
+    block = "layers.{i}.block_sparse_moe"
     return (
+        *llama_rules(spec.head.tied),
         *(
             Stack(f"{block}.experts.{{e}}.{theirs}.{{t}}", f"layers.{{i}}.ff.experts.{ours}.{{t}}", "e", moe.experts)
             for theirs, ours in {"w1": "gate", "w2": "down", "w3": "up"}.items()
         ),
         Rename(f"{block}.gate.{{t}}", "layers.{i}.ff.router.{t}"),
-        *llama_rules(spec.head.tied),
     )
 
 

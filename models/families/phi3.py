@@ -20,12 +20,10 @@ def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     assert isinstance(attention, Attention)
     q, kv = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     return (
-        Split("model.layers.{i}.self_attn.qkv_proj.{t}", tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "qkv"), (q, kv, kv)),
-        Split("model.layers.{i}.mlp.gate_up_proj.{t}", tuple(f"layers.{{i}}.ff.{part}.{{t}}" for part in ("gate", "up"))),
         *llama_rules(spec.head.tied),
+        Split("layers.{i}.mixer.qkv.{t}", tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "qkv"), (q, kv, kv)),
+        Split("layers.{i}.ff.gate_up.{t}", tuple(f"layers.{{i}}.ff.{part}.{{t}}" for part in ("gate", "up"))),
     )
 
 
-PHI3 = Family(
-    name="phi3", architectures=("Phi3ForCausalLM",), model_types=("phi3",), spec=spec, rules=rules
-)
+PHI3 = Family(name="phi3", architectures=("Phi3ForCausalLM",), model_types=("phi3",), spec=spec, rules=rules)

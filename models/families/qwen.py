@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pagoda.models.config import Config
-from pagoda.models.families.common import Heads, activation, llama_rules, max_positions, rms, rope
+from pagoda.models.families.common import Heads, activation, llama_rules, max_positions, rms, rope, windows
 from pagoda.models.family import Family
-from pagoda.models.families.common import windows
 from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, QkNorm, Window
 
 

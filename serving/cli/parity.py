@@ -11,8 +11,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from safetensors.torch import load_file
-
 from pagoda.hal.comm import Communicator, Topology
 from pagoda.hal.device import Backend
 from pagoda.hal.discovery import choose
@@ -22,6 +20,7 @@ from pagoda.models.direct import DirectRun
 from pagoda.models.load import Checkpoint, describe, load_model, open_checkpoint
 from pagoda.models.parallel.shard import Shard
 from pagoda.ops.table import kernel_table
+from safetensors.torch import load_file
 
 REFERENCE = "reference.safetensors"
 FULL = "p2"
@@ -46,9 +45,10 @@ class Report:
         if self.error:
             return f"FAIL {self.path}  {self.error}"
         worst = max(finding.error for finding in self.findings)
-        red = "; ".join(f"{f.name}: {f.note or f'off by {f.error:.2g}'}" for f in self.findings if not f.passed)
+        red = [f"{f.name}: {f.note or f'off by {f.error:.2g}'}" for f in self.findings if not f.passed]
         ties = sum("tie" in finding.note for finding in self.findings)
-        return f"{'pass' if self.passed else 'FAIL'} {self.path}  worst {worst:.1e}" + (f"  {ties} ties" if ties else "") + (f"  {red}" if red else "")
+        parts = ["pass" if self.passed else "FAIL", self.path, f" worst {worst:.1e}", *([f" {ties} ties"] if ties else ())]
+        return " ".join([*parts, *(["", "; ".join(red)] if red else ())])
 
 
 def parity(
@@ -89,7 +89,8 @@ def _run(checkpoint: Checkpoint, backend: Backend, reference: dict[str, torch.Te
     address = f"127.0.0.1:{_free_port()}"
     with ThreadPoolExecutor(ranks) as pool:
         jobs = [pool.submit(_rank, checkpoint, backend, reference, Topology(rank, ranks, address, "tp")) for rank in range(ranks)]
-        return [job.result() for job in jobs][0]
+        results = [job.result() for job in jobs]
+    return results[0]
 
 
 def _rank(checkpoint: Checkpoint, backend: Backend, reference: dict[str, torch.Tensor], topology: Topology) -> Outputs:

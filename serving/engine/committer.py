@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from pagoda.serving.engine.beam_rows import answer
 from pagoda.serving.engine.indexer import Indexer
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.messages import FinishReason, RequestDelta, SequenceDelta, StepDeltas, TokenLogprobs
 from pagoda.serving.engine.plan import BoolArray, IntArray, RowLogprobs, StepPlan, StepResult
-from pagoda.serving.engine.sequence import Request, Sequence, State
+from pagoda.serving.engine.sequence import Request, Sequence
 
 
 class _Sampled(NamedTuple):
@@ -39,6 +40,8 @@ class Committer:
         if self._indexer is not None:
             self._indexer.index(open_slots)
         self._ledger.tables.trim(open_slots, slots.committed[open_slots])
+        if len(sampled.slots) < len(result.tokens):
+            others += self._turn_beams(plan, result)
         deltas = self._deltas(sampled, result, others)
         if self._ledger.draining:
             self._ledger.settle()
@@ -49,7 +52,7 @@ class Committer:
         chosen = plan.slots[plan.sampled]
         rows = np.arange(len(chosen), dtype=np.int32)
         tokens = result.tokens[:, 0]
-        live = slots.open[chosen]
+        live = slots.open[chosen] & ~slots.searching[chosen]
         if not live.all():
             chosen, rows, tokens = chosen[live], rows[live], tokens[live]
         known = slots.known[chosen]
@@ -58,6 +61,14 @@ class Committer:
         ended = slots.stopped(chosen, tokens) | (known + 1 >= slots.limit[chosen])
         self._ledger.counters["generation_tokens"] += len(chosen)
         return _Sampled(chosen, tokens, rows, ended)
+
+    def _turn_beams(self, plan: StepPlan, result: StepResult) -> list[RequestDelta]:
+        slots, chosen = self._ledger.slots, plan.slots[plan.sampled]
+        rows = np.flatnonzero(slots.open[chosen] & slots.searching[chosen]).tolist()
+        beams = [(slots.sequence(int(chosen[row])), result.logprobs[row]) for row in rows]
+        self._ledger.counters["generation_tokens"] += len(beams)
+        answers = [(sequence.request, answer(self._ledger, sequence, logprobs)) for sequence, logprobs in beams]
+        return [_request_delta(request, deltas) for request, deltas in answers if deltas]
 
     def _deltas(self, sampled: _Sampled, result: StepResult, others: list[RequestDelta]) -> StepDeltas:
         slots = self._ledger.slots
@@ -137,7 +148,9 @@ def _request_delta(request: Request, deltas: list[SequenceDelta], error: str | N
 
 def end_request(ledger: Ledger, request: Request, reason: FinishReason, error: str | None = None) -> RequestDelta:
     """End all its sequences now, and say so."""
-    live = [sequence for sequence in request.sequences if sequence.state is not State.FINISHED]
-    for sequence in live:
-        ledger.finish(sequence, reason.value)
-    return _request_delta(request, [SequenceDelta(sequence.index, (), finish_reason=reason) for sequence in live], error)
+    if request.beams is not None:
+        indices = list(range(request.source.params.n))
+    else:
+        indices = [sequence.index for sequence in request.sequences if sequence.live]
+    ledger.close(request, [reason.value] * len(indices))
+    return _request_delta(request, [SequenceDelta(index, (), finish_reason=reason) for index in indices], error)

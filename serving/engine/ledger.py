@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 from pagoda.serving.engine.blocks import BlockPool
@@ -56,20 +57,37 @@ class Ledger:
     def preempt(self, sequence: Sequence) -> None:
         """Back to the waiting ones, to be computed again; tokens that steps in flight give are kept."""
         self.counters["preemptions"] += 1
+        if sequence.request.beams is not None:
+            sequence.request.beams.answers.pop(sequence, None)
         self._leave(sequence, State.PREEMPTING)
 
     def finish(self, sequence: Sequence, reason: str) -> None:
-        """End it, wherever it is; its pages are free as soon as no step in flight holds them."""
+        """End it, wherever it is, and its request with the last one."""
+        self.drop(sequence)
         self.finished[reason] += 1
-        request = sequence.request
-        request.unfinished -= 1
+        sequence.request.unfinished -= 1
+        if not sequence.request.unfinished:
+            self._forget(sequence.request)
+
+    def close(self, request: Request, reasons: Iterable[str]) -> None:
+        """End a request at once: all its sequences, for the reasons that its client is told."""
+        for sequence in request.sequences:
+            if sequence.live:
+                self.drop(sequence)
+        self.finished.update(reasons)
+        request.unfinished = 0
+        self._forget(request)
+
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence alone ends; its pages are free as soon as no step in flight holds them."""
         if sequence.state in (State.RUNNING, State.PREEMPTING, State.WAITING_REMOTE_KV):
             self._leave(sequence, State.FINISHED)
         else:
             sequence.state = State.FINISHED
-        if not request.unfinished:
-            self.requests.pop(request.id, None)
-            self.spawning = [other for other in self.spawning if other.request is not request]
+
+    def _forget(self, request: Request) -> None:
+        self.requests.pop(request.id, None)
+        self.spawning = [other for other in self.spawning if other.request is not request]
 
     def settle(self) -> None:
         """Free what draining sequences hold, where no step in flight holds it any more."""

@@ -23,12 +23,16 @@ def check_request(request: EngineRequest, budget: int, facts: RunnerFacts, ledge
     if outside:
         raise RequestError(f"token id {outside[0]} is not in the vocabulary of {facts.vocab_size}", param="prompt")
     limit = longest if request.params.max_tokens is None else min(prompt + request.params.max_tokens, longest)
-    _check_pages(limit, facts.overlap * budget, ledger)
+    _check_pages(request, limit, facts.overlap * budget, ledger)
     return limit
 
 
-def _check_pages(limit: int, ahead: int, ledger: Ledger) -> None:
+def _check_pages(request: EngineRequest, limit: int, ahead: int, ledger: Ledger) -> None:
+    """Samples run in turns where they must; beams live side by side, sharing the prompt's full pages."""
     need, there = sum(rule.peak_pages(limit, ahead) for rule in ledger.rules), ledger.pool.num_pages - 1
+    if request.beam_width > 1:
+        shared = sum(len(request.prompt) // rule.tokens_per_page for rule in ledger.rules if rule.window is None)
+        need = shared + request.beam_width * (need - shared)
     if need > there:
         raise CapacityError(
             f"prompt and answer of {limit} tokens need {need} KV pages and the pool has {there}:"

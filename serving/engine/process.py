@@ -45,7 +45,8 @@ class WireSink:
         self._thread.join()
 
     def _send(self, address: str) -> None:
-        socket = _connect(zmq.PUSH, address)
+        socket = _socket(zmq.PUSH)
+        socket.connect(address)
         while (message := self._queue.get()) is not None:
             socket.send(encode(message))
         socket.close(linger=1000)
@@ -60,9 +61,11 @@ def serve(inbox: Inbox, outbox: Outbox) -> int:
     except BaseException as error:
         outbox.send(("failed", portable(error, "the engine")))
         return 1
-    outbox.send(("ready", engine.core.facts))
-    threading.Thread(target=_listen, args=(requests, engine.core, sink), name="requests", daemon=True).start()
+    socket = _socket(zmq.PULL)
+    socket.bind(requests)
+    threading.Thread(target=_listen, args=(socket, engine.core, sink), name="requests", daemon=True).start()
     threading.Thread(target=_stop_when_asked, args=(inbox, engine.core), name="stop", daemon=True).start()
+    outbox.send(("ready", engine.core.facts))
     try:
         engine.core.run()
     except EngineDeadError as error:
@@ -75,8 +78,7 @@ def serve(inbox: Inbox, outbox: Outbox) -> int:
     return 0
 
 
-def _listen(address: str, core: EngineCore, sink: WireSink) -> None:
-    socket = _connect(zmq.PULL, address)
+def _listen(socket: zmq.Socket[bytes], core: EngineCore, sink: WireSink) -> None:
     while True:
         match decode_to_engine(socket.recv()):
             case Submit(request):
@@ -93,8 +95,7 @@ def _stop_when_asked(inbox: Inbox, core: EngineCore) -> None:
     core.stop()
 
 
-def _connect(kind: int, address: str) -> zmq.Socket[bytes]:
+def _socket(kind: int) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.set_hwm(0)  # nothing is dropped: the scheduler bounds what is under way
-    socket.connect(address)
     return socket

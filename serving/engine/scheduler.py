@@ -9,6 +9,8 @@ from random import Random
 
 from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.serving.engine.admission import Admitter
+from pagoda.serving.engine.beam_rows import Beams
+from pagoda.serving.engine.beams import start_search
 from pagoda.serving.engine.committer import Committer, end_request
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.fork import fork_sequence
@@ -74,20 +76,11 @@ class Scheduler:
                 f"request_id {request.request_id!r} is already running; ids of live requests must differ", param="request_id"
             )
         limit = check_request(request, self._config.max_num_batched_tokens, self._facts, self._ledger)
-        params = request.params
-        if params.seed is None:
-            params = replace(params, seed=self._random.getrandbits(63))
-        live = Request(request, params, self._submitted, chain_root(request.cache_salt, request.adapter), set(gates))
-        self._submitted += 1
-        live.prompt_logprobs = [] if params.prompt_logprobs is not None else None
-        prompt = as_tokens(request.prompt)
-        live.sequences = [Sequence(live, index, prompt, limit, State.WAITING_PARENT) for index in range(params.n)]
-        for sibling in live.sequences[1:]:
-            sibling.parent = live.sequences[0]
-        live.unfinished = params.n
+        live = self._request(request, limit)
+        live.gates.update(gates)
         self._ledger.requests[request.request_id] = live
-        self._ledger.counters["prompt_tokens"] += len(prompt)
-        if params.n > 1:
+        self._ledger.counters["prompt_tokens"] += len(request.prompt)
+        if len(live.sequences) > 1:
             self._ledger.spawning.append(live.sequences[0])
         self._queue(live)
 
@@ -137,7 +130,7 @@ class Scheduler:
         for a request or sequence that is not alive or has no room left.
         """
         request = self._ledger.requests.get(request_id)
-        if request is None or not 0 <= sequence < len(request.sequences) or not request.sequences[sequence].live:
+        if request is None or request.beams or not 0 <= sequence < len(request.sequences) or not request.sequences[sequence].live:
             raise RequestError(f"request {request_id!r} has no live sequence {sequence} to fork", param="request_id")
         return fork_sequence(self._ledger, request.sequences[sequence], token).index
 
@@ -167,6 +160,24 @@ class Scheduler:
             finished=dict(ledger.finished),
             **{name: ledger.counters[name] for name in counted},
         )
+
+    def _request(self, source: EngineRequest, limit: int) -> Request:
+        params = source.params
+        if params.seed is None:
+            params = replace(params, seed=self._random.getrandbits(63))
+        request = Request(source, params, self._submitted, chain_root(source.cache_salt, source.adapter))
+        self._submitted += 1
+        request.prompt_logprobs = [] if params.prompt_logprobs is not None else None
+        if source.beam_width:
+            search = start_search(source, self._config.max_num_seqs)
+            request.params = replace(params, temperature=0.0, n=1, logprobs=min(search.looked_at, self._facts.vocab_size))
+            request.beams = Beams(search, params.logprobs)
+        prompt, count = as_tokens(source.prompt), request.params.n
+        request.sequences = [Sequence(request, index, prompt, limit, State.WAITING_PARENT) for index in range(count)]
+        for sibling in request.sequences[1:]:
+            sibling.parent = request.sequences[0]
+        request.born = request.unfinished = count
+        return request
 
     def _queue(self, request: Request) -> None:
         first = request.sequences[0]

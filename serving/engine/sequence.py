@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import IntArray
+
+if TYPE_CHECKING:
+    from pagoda.serving.engine.beam_rows import Beams
 
 NO_SLOT = -1
 
@@ -36,6 +40,7 @@ class Request:
         gates: what must open before it may run. unfinished: sequences that have not ended.
         answered: a delta was sent. looked_up: the prefix index was asked, and gave `cached_tokens` of the prompt.
         prompt_logprobs: those collected so far, None where not asked for.
+        beams: its beam search; its sequences are then the living beams. born: sequences ever begun, forks included.
     """
 
     source: EngineRequest
@@ -49,6 +54,8 @@ class Request:
     looked_up: bool = False
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
+    beams: Beams | None = None
+    born: int = 0
 
     @property
     def id(self) -> str:
@@ -64,7 +71,6 @@ class Sequence:
         slot: its slot, or NO_SLOT.
         digests: the hash chain over its tokens, as far as it was needed.
         parent: the sequence whose pages it may share when it begins.
-        cumulative_logprob: of a beam.
     """
 
     request: Request
@@ -75,7 +81,6 @@ class Sequence:
     slot: int = NO_SLOT
     digests: list[bytes] = field(default_factory=list)
     parent: Sequence | None = None
-    cumulative_logprob: float | None = None
 
     @property
     def live(self) -> bool:

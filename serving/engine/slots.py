@@ -20,6 +20,7 @@ class Slots:
         in_flight: steps in flight that hold the slot.
         indexed: units of the hash chain that are in the prefix index.
         active: may be planned. open: takes sampled tokens. bound: sits out until its last token is known.
+        searching: a beam, whose next token the search chooses and not the sampler.
         plain: a sampled token is all there is to say to its client. ids: request ids. sequences: the sequences.
     """
 
@@ -29,7 +30,7 @@ class Slots:
         self.known, self.total, self.computed, self.committed = (np.zeros(count, np.int32) for _ in range(4))
         self.prompt, self.limit, self.floor, self.in_flight, self.indexed = (np.zeros(count, np.int32) for _ in range(5))
         self.stops: IntArray = np.full((count, 1), -1, np.int32)
-        self.active, self.open, self.bound, self.plain = (np.zeros(count, np.bool_) for _ in range(4))
+        self.active, self.open, self.bound, self.searching, self.plain = (np.zeros(count, np.bool_) for _ in range(5))
         self.ids = np.empty(count, object)
         self.sequences: list[Sequence | None] = [None] * count
         self._free = list(range(count - 1, -1, -1))
@@ -52,6 +53,7 @@ class Slots:
         self.in_flight[slot] = 0
         self.indexed[slot] = 0
         self.active[slot] = self.open[slot] = True
+        self.searching[slot] = source.beam_width > 0
         self.bound[slot] = params.bound or source.beam_width > 0
         self.plain[slot] = False
         self.ids[slot] = source.request_id

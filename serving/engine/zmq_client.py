@@ -32,9 +32,12 @@ class ZmqClient:
         self._loop = asyncio.get_running_loop()
         self._streams = Streams()
         self._folder = Path(tempfile.mkdtemp(prefix="pagoda-"))
-        self._context = zmq.asyncio.Context()
-        self._requests = self._bind(zmq.PUSH, "requests")
-        self._answers = self._bind(zmq.PULL, "answers")
+        self._context = zmq.Context()
+        self._requests: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
+        self._answers = zmq.asyncio.Context(self._context).socket(zmq.PULL)
+        for socket in (self._requests, self._answers):
+            socket.set_hwm(0)  # nothing is dropped, no send waits: the scheduler bounds what is under way
+        self._answers.bind(self._address("answers"))
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
         self._ready: asyncio.Future[EngineFacts] = self._loop.create_future()
@@ -53,6 +56,7 @@ class ZmqClient:
         except BaseException:
             await client.close()
             raise
+        client._requests.connect(client._address("requests"))
         client._receiver = asyncio.create_task(client._receive())
         return client
 
@@ -92,13 +96,14 @@ class ZmqClient:
             self._receiver.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._receiver
-        self._context.destroy(linger=0)
+        self._requests.close(linger=0)
+        self._answers.close(linger=0)
+        self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _send(self, message: ToEngine) -> None:
         if not self._requests.closed:
-            # Never waits: the queue has no limit. The socket beneath is used, so that no task is needed for a send.
-            zmq.Socket.shadow(self._requests.underlying).send(encode(message), zmq.NOBLOCK)
+            self._requests.send(encode(message), zmq.NOBLOCK)
 
     async def _receive(self) -> None:
         while True:
@@ -142,12 +147,6 @@ class ZmqClient:
         self._streams.fail(error)
         for number in list(self._calls):
             self._answer(number, None, error)
-
-    def _bind(self, kind: int, name: str) -> zmq.asyncio.Socket:
-        socket = self._context.socket(kind)
-        socket.set_hwm(0)
-        socket.bind(self._address(name))
-        return socket
 
     def _address(self, name: str) -> str:
         return f"ipc://{self._folder / name}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from pagoda.hal.kv import CacheGroup, CacheKind, LayerCache
+from pagoda.serving.engine.beams import BeamSearch, Candidate, Hypothesis
 from pagoda.serving.engine.groups import GroupRule
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta
 from pagoda.serving.engine.params import SamplingParams
@@ -45,9 +46,9 @@ def next_token(params: SamplingParams, last: int, draw: int, sequence: int) -> i
 
 def top_logprobs(last: int, count: int) -> list[tuple[int, float]]:
     """The toy model's most likely tokens, best first: distinct, from the digest."""
-    tokens = sorted(range(VOCAB), key=lambda token: hash((last, token)))[:count]
-    scores = [-0.1 - (hash((last, token, 1)) % 1000) / 400 for token in tokens]
-    return list(zip(tokens, sorted(scores, reverse=True)))
+    tokens = sorted(range(VOCAB), key=lambda token: hash((last, token)))
+    scores = sorted((-0.1 - (hash((last, token, 1)) % 999983) / 400000 for token in tokens), reverse=True)
+    return list(zip(tokens, scores))[:count]
 
 
 def expected_tokens(request: EngineRequest, longest: int, sequence: int = 0, output=()) -> tuple[list[int], FinishReason]:
@@ -64,6 +65,33 @@ def expected_tokens(request: EngineRequest, longest: int, sequence: int = 0, out
             return tokens[begun:], FinishReason.STOP
         if len(tokens) >= limit:
             return tokens[begun:], FinishReason.LENGTH
+
+
+def search_alone(search: BeamSearch, prompt, limit, top):
+    """The search with one list of beams and no pages: `top(tokens)` gives (token, logprob) pairs, best first."""
+    beams = [(0.0, list(prompt))]
+    while True:
+        length = len(beams[0][1]) + 1 - len(prompt)
+        candidates = [
+            Candidate(cumulative + logprob, i, token)
+            for i, (cumulative, tokens) in enumerate(beams)
+            for token, logprob in top(tokens)[: search.looked_at]
+        ]
+        turn = search.turn(candidates, last=len(prompt) + length >= limit)
+        ended = [([*beams[one.beam][1][len(prompt) :], one.token], one) for one in turn.ending]
+        search.complete([Hypothesis(search.score(c.cumulative, length), c.cumulative, tuple(t), c.token in search.ends) for t, c in ended])
+        if search.over(turn.living, length):
+            return search.finished
+        beams = [(one.cumulative, [*beams[one.beam][1], one.token]) for one in turn.living]
+
+
+def expected_beams(request: EngineRequest, longest: int) -> list[Hypothesis]:
+    """The toy model's best `n` beams."""
+    params = request.params
+    ends = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else request.eos_ids)))
+    limit = longest if params.max_tokens is None else min(longest, len(request.prompt) + params.max_tokens)
+    search = BeamSearch(request.beam_width, ends, request.length_penalty)
+    return search_alone(search, request.prompt, limit, lambda tokens: top_logprobs(digests(params, tokens)[-1], VOCAB))[: params.n]
 
 
 @dataclass
@@ -273,6 +301,10 @@ class Toy:
     def check_tokens(self, request_id):
         """The request got the toy model's tokens, whatever happened on the way."""
         request = self.requests[request_id]
+        if request.beam_width:
+            best = expected_beams(request, self.facts.max_model_len)
+            assert self.tokens[request_id] == {index: list(one.tokens) for index, one in enumerate(best)}
+            return
         for index in range(request.params.n):
             tokens, reason = expected_tokens(request, self.facts.max_model_len, index)
             assert self.tokens[request_id][index] == tokens

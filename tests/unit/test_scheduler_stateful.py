@@ -57,12 +57,14 @@ class Life(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         adapter=st.sampled_from([None, None, "x"]),
         salt=st.sampled_from([None, None, "s"]),
+        beam_width=st.sampled_from([0, 0, 0, 2, 3]),
     )
-    def submit(self, prompt, max_tokens, n, greedy, bound, adapter, salt, priority, **params):
+    def submit(self, prompt, max_tokens, n, greedy, bound, adapter, salt, priority, beam_width, **params):
         family, shared, own = prompt
         name, self.count = f"r{self.count}", self.count + 1
         extra = {"adapter": adapter} if adapter else {}
         words = ((49, 48),) if bound else ()
+        stops = () if beam_width else (11, 12, 13)
         try:
             self.toy.submit(
                 name,
@@ -72,12 +74,14 @@ class Life(RuleBasedStateMachine):
                 max_tokens=max_tokens,
                 bad_words_token_ids=words,
                 extra=extra,
-                stop_token_ids=(11, 12, 13),
-                request={"adapter": adapter, "cache_salt": salt, "priority": priority},
+                stop_token_ids=stops,
+                request={"adapter": adapter, "cache_salt": salt, "priority": priority, "beam_width": beam_width},
                 **params,
             )
         except CapacityError as error:
             assert error.asked > error.available == self.toy.facts.num_pages - 1
+        except RequestError as error:
+            assert beam_width and error.param in ("n", "beam_width")
 
     @precondition(lambda self: len(self.toy.ranks.in_flight) < self.toy.facts.overlap)
     @rule()

@@ -1,0 +1,120 @@
+"""Each family against transformers: a tiny random checkpoint, logits of every position, fed in two pieces beside another sequence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pagoda.models.checkpoint import apply, inverse
+from pagoda.models.comparison import Tolerance, compare_values
+from pagoda.models.direct import DirectRun
+from pagoda.models.load import describe, load_model, open_checkpoint
+from safetensors.torch import load_file
+from spec_samples import opened
+from tiny_checkpoints import logits, make
+
+DEVICE, TABLE = opened()
+IDS = [(37 * i + 11) % 131 for i in range(40)]
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+LONG = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    "mistral": ("Mistral", {"sliding_window": 9}),
+    "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1, "rope_parameters": YARN}),
+    "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma": ("Gemma", {"head_dim": 16}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24}),
+    "gemma3": ("Gemma3ForCausalLM", {"head_dim": 16, "sliding_window": 9, "num_hidden_layers": 6}),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
+    "phi3": ("Phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 32}),
+    "gpt2": ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+}
+
+
+def run_in_pieces(folder: Path, cut: int) -> torch.Tensor:
+    description = describe(open_checkpoint(folder), dtype="float32", table=TABLE)
+    run = DirectRun(load_model(description, DEVICE, TABLE), DEVICE, 2, 64)
+    first = run.step([(1, IDS[5:8]), (0, IDS[:cut])]).hidden[3:]
+    second = run.step([(0, IDS[cut:]), (1, IDS[8:9])]).hidden[: len(IDS) - cut]
+    return run.logits(torch.cat([first, second]))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_family_gives_the_logits_of_transformers(case: str, tmp_path: Path) -> None:
+    name, values = CASES[case]
+    want = logits(make(tmp_path, name, **values), IDS)
+    # The angles of longrope follow the request's length at each step, so such a prompt must come in one.
+    cut = 39 if case != "phi3" else 0
+    got = run_in_pieces(tmp_path, cut) if cut else run_whole(tmp_path)
+    finding = compare_values(case, got, want, Tolerance())
+    assert finding.passed, finding
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_turned_round_the_rules_give_the_names_and_numbers_on_disk(case: str, tmp_path: Path) -> None:
+    name, values = CASES[case]
+    make(tmp_path, name, **values)
+    described = describe(open_checkpoint(tmp_path))
+    disk = load_file(tmp_path / "model.safetensors")
+    back = apply(inverse(described.family.rules(described.spec)), described.stored)
+    prefix = "transformer." if case == "gpt2" else ""  # hub checkpoints of GPT-2 come with and without it
+    assert {name.removeprefix(prefix) for name in disk} == {name.removeprefix(prefix) for name in back}
+    for name, tensor in back.items():
+        assert torch.equal(tensor.read(), disk[name]), name
+
+
+def run_whole(folder: Path) -> torch.Tensor:
+    run = DirectRun(load_model(describe(open_checkpoint(folder), dtype="float32", table=TABLE), DEVICE, TABLE), DEVICE, 1, 64)
+    return run.logits(run.step([(0, IDS)]).hidden)
+
+
+def test_growing_ropes_answer_like_cached_generation(tmp_path: Path) -> None:
+    """Dynamic NTK turns new keys by the longer base and leaves the old ones, in transformers' cache and in ours."""
+    model = make(tmp_path, "Llama", max_position_embeddings=24, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0})
+    asked = IDS[:20]
+    with torch.no_grad():
+        answer = model.generate(torch.tensor([asked]), max_new_tokens=12, min_new_tokens=12, do_sample=False, use_cache=True,
+                                return_dict_in_generate=True, output_logits=True)  # fmt: skip
+    run = DirectRun(load_model(describe(open_checkpoint(tmp_path), dtype="float32", table=TABLE), DEVICE, TABLE), DEVICE, 1, 64)
+    [(tokens, got)] = run.generate([asked], 12)
+    assert tokens == answer.sequences[0, len(asked) :].tolist()
+    assert compare_values("logits", got, torch.cat(answer.logits), Tolerance()).passed
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen2", "gemma3", "phi3"])
+def test_older_spelling_of_the_configuration_reads_the_same(case: str, tmp_path: Path) -> None:
+    name, values = CASES[case]
+    make(tmp_path, name, **values)
+    newer = describe(open_checkpoint(tmp_path)).spec
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(older(json.loads(path.read_text()))))
+    assert describe(open_checkpoint(tmp_path)).spec == newer
+
+
+def older(config: dict[str, Any]) -> dict[str, Any]:
+    rope = config.pop("rope_parameters")
+    if "full_attention" in rope:
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+        del config["layer_types"]
+        config["sliding_window_pattern"] = 6
+    elif "layer_types" in config:
+        del config["layer_types"]
+    config["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope} if rope["rope_type"] != "default" else None
+    config["torch_dtype"] = config.pop("dtype")
+    return config
