@@ -11,6 +11,8 @@ from pagoda.hal.kv import DTYPE_BYTES
 from pagoda.ops.native.library import TYPES, available
 
 _NATIVE = "pagoda.backends.cpu.kernels_native:"
+_MORE = "pagoda.backends.cpu.kernels_more:"
+_Question = Callable[[Any], Reason | None]
 _CLAIMS = frozenset({"batch_invariant", "capturable"})
 
 
@@ -18,8 +20,11 @@ def cpu_kernels() -> tuple[Kernel, ...]:
     """All of them; those that need the native library say so where it is absent."""
     return (
         replace(_native("gemm", "NativeGemm", _pairs("in_features")), packed_bytes=_gemm_bytes),
+        _more("gemm_gguf", "native_decoded", "NativeGemmGgufDecoded", _gemm_bytes, _pairs("in_features")),
+        _more("moe_mlp", "native_grouped", "NativeMoeMlp", _moe_bytes, _pairs("width"), _pairs("hidden")),
         _native("rms_norm", "NativeRmsNorm"),
         _native("add_rms_norm", "NativeAddRmsNorm"),
+        _native("activation", "NativeActivation"),
         _native("gated_activation", "NativeGatedActivation"),
         _native("rope", "NativeRope"),
         _native("write_kv", "NativeWriteKv", _kv_dtype),
@@ -28,16 +33,34 @@ def cpu_kernels() -> tuple[Kernel, ...]:
     )
 
 
-def _native(op: str, implementation: str, *questions: Callable[[Any], Reason | None]) -> Kernel:
+def _native(op: str, implementation: str, *questions: _Question) -> Kernel:
     def accepts(facts: Any) -> Reason | None:
         return next((reason for ask in (lambda _: available(), *questions) if (reason := ask(facts))), None)
 
     return Kernel(op, "native", _NATIVE + implementation, Needs(dtypes=frozenset(TYPES)), accepts, rank=10.0, claims=_CLAIMS)
 
 
+def _more(
+    op: str, name: str, implementation: str, packed_bytes: Callable[[Any], int], *questions: Callable[[Any], Reason | None]
+) -> Kernel:
+    kernel = _native(op, implementation, *questions)
+    return replace(
+        kernel, name=name, implementation=_MORE + implementation, packed_bytes=packed_bytes, claims=frozenset({"batch_invariant"})
+    )
+
+
+def _packed(dtype: str, inner: int, outer: int, bias: bool) -> int:
+    padded = -(-outer // 32) * 32
+    return padded * (inner * DTYPE_BYTES[dtype] + 4 * bias)
+
+
 def _gemm_bytes(facts: Any) -> int:
-    padded = -(-facts.out_features // 32) * 32
-    return padded * (facts.in_features * DTYPE_BYTES[facts.dtype] + 4 * facts.bias)
+    return _packed(facts.dtype, facts.in_features, facts.out_features, facts.bias)
+
+
+def _moe_bytes(facts: Any) -> int:
+    up = _packed(facts.dtype, facts.width, facts.hidden * (2 if facts.gated else 1), facts.bias)
+    return (facts.local or facts.experts) * (up + _packed(facts.dtype, facts.hidden, facts.width, facts.bias))
 
 
 def _pairs(name: str) -> Callable[[Any], Reason | None]:

@@ -114,26 +114,35 @@ class NativeAddRmsNorm(NativeRmsNorm):
 
 
 ACTIVATION_CODES = {
-    name: code for code, name in enumerate(("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "sigmoid", "tanh"))
+    name: code for code, name in enumerate(("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "sigmoid", "tanh", "alpha"))
 }  # fmt: skip
+"""`enum Activation` of `pointwise.h`; the last is x · σ(alpha · x)."""
 
 
-class NativeGatedActivation(PlainKernel):
-    """`gated_activation`, rounded once."""
+class NativeActivation(PlainKernel):
+    """`activation`."""
 
     facts: ActivationFacts
+    gated = 0
 
-    def __init__(self, facts: ActivationFacts, native: Native | None = None) -> None:
+    def __init__(self, facts: ActivationFacts, native: Native | None = None, alpha: float = 0.0, shift: float = 0.0) -> None:
         super().__init__(facts)
-        self._gated = (native or load()).gated
-        self._static = (TYPES[facts.dtype], ACTIVATION_CODES[facts.kind], facts.limit or 0.0)
+        self._activation = (native or load()).activation
+        limit = (facts.limit or 0.0) if self.gated else 0.0
+        self._static = (TYPES[facts.dtype], ACTIVATION_CODES[facts.kind], self.gated, limit, alpha, shift)
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
         flat = _rows(x)
-        half = flat.shape[1] // 2
-        out = torch.empty((*x.shape[:-1], half), dtype=x.dtype)
-        self._gated(flat.data_ptr(), flat.stride(0), *self._static, flat.shape[0], half, out.data_ptr(), _threads())
+        width = flat.shape[1] >> self.gated
+        out = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
+        self._activation(flat.data_ptr(), flat.stride(0), *self._static, flat.shape[0], width, out.data_ptr(), _threads())
         return out
+
+
+class NativeGatedActivation(NativeActivation):
+    """`gated_activation`, rounded once. `alpha` and `shift`: the clamped SwiGLU, `gate · σ(alpha · gate) · (up + shift)`."""
+
+    gated = 1
 
 
 class NativeRope(PlainKernel):

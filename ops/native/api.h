@@ -52,7 +52,9 @@ struct PgTable {
                const float* cos, const float* sin, int threads);
   void (*rms_norm)(const void* x, int64_t x_stride, const void* residual, int64_t residual_stride, const void* weight, float offset, float eps,
                    int type, int64_t rows, int64_t width, void* out, void* total, int threads);
-  void (*gated)(const void* x, int64_t x_stride, int type, int kind, float limit, int64_t rows, int64_t half, void* out, int threads);
+  // `width`: of the output; gated inputs are twice as wide. limit 0: no clamp. alpha: of the last kind. shift: added to the second half.
+  void (*activation)(const void* x, int64_t x_stride, int type, int kind, int gated, float limit, float alpha, float shift, int64_t rows,
+                     int64_t width, void* out, int threads);
   void (*argmax)(const void* x, int64_t stride, int type, int64_t rows, int64_t width, int64_t* out, int threads);
   // weights[i] = e^((x[i] − top) · factor); their sum is returned.
   double (*exp_row)(const void* x, int type, int64_t width, float top, float factor, float* weights);

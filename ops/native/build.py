@@ -5,6 +5,7 @@ Standard library only and importable by path: an installer runs it where nothing
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shutil
 import subprocess
@@ -14,10 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-VERSION = 1
-"""Of the C interface in `api.h` and `library.py`; part of the file's name, so that an old library is not found."""
 
-LIBRARY = HERE / f"libpagoda_native{VERSION}.so"
+
+def _sources() -> list[Path]:
+    return sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")])
+
+
+def library() -> Path:
+    """Where the library of these very sources is, if it was built: its name holds their digest, so that a stale one is never loaded."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in _sources())).hexdigest()
+    return HERE / f"libpagoda_native-{digest[:12]}.so"
+
 
 _X86 = {
     "avx2": ["-mavx2", "-mfma"],
@@ -29,8 +37,11 @@ _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-
 _FLAGS += ["-Wall", "-Wno-unknown-pragmas", "-Wno-psabi", "-Wno-unused-function"]
 
 
-def build(target: Path = LIBRARY) -> str:
-    """Compile, and say in a line what came of it; never raises: without the library the portable kernels run."""
+def build(target: Path | None = None) -> str:
+    """Compile unless it was, and say in a line what came of it; never raises: without the library the portable kernels run."""
+    target = target or library()
+    if target.exists():
+        return f"native kernels: {target.name} is there already"
     compiler = next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
     if compiler is None:
         return "native kernels: not built, there is no C++ compiler (install g++ or clang++); the portable ones serve"
@@ -40,12 +51,6 @@ def build(target: Path = LIBRARY) -> str:
     except subprocess.CalledProcessError as error:
         return f"native kernels: not built, {compiler} failed; the portable ones serve\n{error.stderr[-2000:]}"
     return f"native kernels: built {target.name} with {compiler}"
-
-
-def stale(target: Path = LIBRARY) -> bool:
-    """Whether a source is newer than the library, or there is none."""
-    sources = [*HERE.glob("*.cpp"), *HERE.glob("*.h")]
-    return not target.exists() or any(source.stat().st_mtime > target.stat().st_mtime for source in sources)
 
 
 def _compile(compiler: str, folder: Path, target: Path) -> None:
@@ -62,6 +67,8 @@ def _compile(compiler: str, folder: Path, target: Path) -> None:
     partial = target.with_suffix(".new")
     shutil.copy(fresh, partial)
     partial.replace(target)
+    for old in set(target.parent.glob("libpagoda_native*.so")) - {target}:
+        old.unlink()
 
 
 def _run(command: list[str]) -> None:
@@ -69,4 +76,4 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    print(build(Path(sys.argv[1]) if len(sys.argv) > 1 else LIBRARY))
+    print(build(Path(sys.argv[1]) if len(sys.argv) > 1 else None))

@@ -5,18 +5,24 @@ from __future__ import annotations
 import ctypes
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pagoda.hal.errors import DeviceError
-from pagoda.ops.native.build import LIBRARY
+from pagoda.ops.native.build import library as library_path
 
 TYPES = {"float32": 0, "bfloat16": 1}
 """Codes of the dtypes that the kernels compute in."""
 
 
+@cache
+def _path() -> Path:
+    return library_path()
+
+
 def available() -> str | None:
-    """None where the library was built, else the reason why not; loads nothing."""
-    return None if LIBRARY.exists() else "the native library is not built (python -m pagoda.ops.native.build)"
+    """None where the library of these sources was built, else the reason why not; loads nothing."""
+    return None if _path().exists() else "the native library is not built (python -m pagoda.ops.native.build)"
 
 
 class GemmArgs(Structure):
@@ -61,7 +67,7 @@ _FUNCTIONS: dict[str, Any] = {
     "write_kv": CFUNCTYPE(None, _P, _P, _P, _N, _N, _P, _N, _N, _P, _N, c_int),
     "rope": CFUNCTYPE(None, _P, c_int, _N, _N, _N, _N, _N, c_int, _P, _P, c_int),
     "rms_norm": CFUNCTYPE(None, _P, _N, _P, _N, _P, c_float, c_float, c_int, _N, _N, _P, _P, c_int),
-    "gated": CFUNCTYPE(None, _P, _N, c_int, c_int, c_float, _N, _N, _P, c_int),
+    "activation": CFUNCTYPE(None, _P, _N, c_int, c_int, c_int, c_float, c_float, c_float, _N, _N, _P, c_int),
     "argmax": CFUNCTYPE(None, _P, _N, c_int, _N, _N, _P, c_int),
     "exp_row": CFUNCTYPE(c_double, _P, c_int, _N, c_float, c_float, _P),
 }
@@ -106,7 +112,7 @@ def load(isa: str | None = None) -> Native:
     reason = available()
     if reason is not None:
         raise DeviceError(f"native kernels were asked for, but {reason}")
-    library = ctypes.CDLL(str(LIBRARY))
+    library = ctypes.CDLL(str(_path()))
     library.pg_table.argtypes = (c_char_p,)
     library.pg_table.restype = POINTER(_Table)
     table = library.pg_table(isa.encode() if isa else None)
@@ -121,7 +127,7 @@ def here(library: ctypes.CDLL | None = None) -> tuple[str, ...]:
     """Instruction sets that this processor and the library have, best first; empty without the library."""
     if available() is not None:
         return ()
-    library = library or ctypes.CDLL(str(LIBRARY))
+    library = library or ctypes.CDLL(str(_path()))
     library.pg_table.argtypes = (c_char_p,)
     library.pg_table.restype = POINTER(_Table)
     return tuple(isa for isa in ISAS if library.pg_table(isa.encode()))

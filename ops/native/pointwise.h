@@ -73,10 +73,10 @@ static void rms_norm(const void* x, int64_t x_stride, const void* residual, int6
                 (float*)out, (float*)total, threads);
 }
 
-enum Activation { SILU, GELU, GELU_TANH, RELU, RELU2, QUICK_GELU, SIGMOID, TANH };
+enum Activation { SILU, GELU, GELU_TANH, RELU, RELU2, QUICK_GELU, SIGMOID, TANH, ALPHA };
 
 template <int KIND>
-PG_INLINE vf activate(vf x) {
+PG_INLINE vf activate(vf x, float alpha) {
   if constexpr (KIND == SILU) return x * sigmoid(x);
   if constexpr (KIND == GELU) return 0.5f * x * (1.0f + erf(x * 0.70710678f));
   if constexpr (KIND == GELU_TANH) return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
@@ -85,42 +85,43 @@ PG_INLINE vf activate(vf x) {
   if constexpr (KIND == QUICK_GELU) return x * sigmoid(1.702f * x);
   if constexpr (KIND == SIGMOID) return sigmoid(x);
   if constexpr (KIND == TANH) return tanh(x);
+  if constexpr (KIND == ALPHA) return x * sigmoid(alpha * x);
 }
 
+// out = act(x), or act(first half) · (second half + shift) where `gated`.
 template <class T, int KIND>
-static void gated_of(const T* x, int64_t x_stride, float limit, int64_t rows, int64_t half, T* out, int threads) {
-  for_rows(rows, team(rows, half * 4, threads), [=](int64_t r) {
+static void activate_rows(const T* x, int64_t x_stride, int gated, float limit, float alpha, float shift, int64_t rows, int64_t width, T* out,
+                          int threads) {
+  for_rows(rows, team(rows, width * 4, threads), [=](int64_t r) {
     const T* gate = x + r * x_stride;
-    for (int64_t i = 0; i < half; i += W) {
-      vf g = load_some(gate + i, half - i), u = load_some(gate + half + i, half - i);
+    for (int64_t i = 0; i < width; i += W) {
+      vf g = load_some(gate + i, width - i), u = gated ? load_some(gate + width + i, width - i) : splat(1.0f);
       if (limit > 0) {
         g = vmin(g, splat(limit));
         u = vmin(vmax(u, splat(-limit)), splat(limit));
       }
-      store_some(out + r * half + i, activate<KIND>(g) * u, half - i);
+      vf y = activate<KIND>(g, alpha);
+      store_some(out + r * width + i, gated ? y * (u + shift) : y, width - i);
     }
   });
 }
 
 template <class T>
-static void gated_kind(int kind, const T* x, int64_t x_stride, float limit, int64_t rows, int64_t half, T* out, int threads) {
-  switch (kind) {
-    case SILU: return gated_of<T, SILU>(x, x_stride, limit, rows, half, out, threads);
-    case GELU: return gated_of<T, GELU>(x, x_stride, limit, rows, half, out, threads);
-    case GELU_TANH: return gated_of<T, GELU_TANH>(x, x_stride, limit, rows, half, out, threads);
-    case RELU: return gated_of<T, RELU>(x, x_stride, limit, rows, half, out, threads);
-    case RELU2: return gated_of<T, RELU2>(x, x_stride, limit, rows, half, out, threads);
-    case QUICK_GELU: return gated_of<T, QUICK_GELU>(x, x_stride, limit, rows, half, out, threads);
-    case SIGMOID: return gated_of<T, SIGMOID>(x, x_stride, limit, rows, half, out, threads);
-    default: return gated_of<T, TANH>(x, x_stride, limit, rows, half, out, threads);
-  }
+static void activate_kind(int kind, const T* x, int64_t x_stride, int gated, float limit, float alpha, float shift, int64_t rows, int64_t width,
+                          T* out, int threads) {
+  constexpr decltype(&activate_rows<T, SILU>) kinds[] = {
+      activate_rows<T, SILU>,       activate_rows<T, GELU>,    activate_rows<T, GELU_TANH>, activate_rows<T, RELU>,  activate_rows<T, RELU2>,
+      activate_rows<T, QUICK_GELU>, activate_rows<T, SIGMOID>, activate_rows<T, TANH>,      activate_rows<T, ALPHA>,
+  };
+  kinds[kind](x, x_stride, gated, limit, alpha, shift, rows, width, out, threads);
 }
 
-static void gated(const void* x, int64_t x_stride, int type, int kind, float limit, int64_t rows, int64_t half, void* out, int threads) {
+static void activation(const void* x, int64_t x_stride, int type, int kind, int gated, float limit, float alpha, float shift, int64_t rows,
+                       int64_t width, void* out, int threads) {
   if (type == PG_BF16)
-    gated_kind(kind, (const bf16*)x, x_stride, limit, rows, half, (bf16*)out, threads);
+    activate_kind(kind, (const bf16*)x, x_stride, gated, limit, alpha, shift, rows, width, (bf16*)out, threads);
   else
-    gated_kind(kind, (const float*)x, x_stride, limit, rows, half, (float*)out, threads);
+    activate_kind(kind, (const float*)x, x_stride, gated, limit, alpha, shift, rows, width, (float*)out, threads);
 }
 
 template <class T>

@@ -1,0 +1,90 @@
+"""Primitives composed of native products: experts, and weights in ggml blocks decoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from pagoda.backends.cpu.kernels_native import NativeActivation, NativeGatedActivation, NativeGemm, PackedWeight
+from pagoda.hal.kernel import PlainKernel
+from pagoda.ops.activation import ActivationFacts
+from pagoda.ops.gguf.decode import decode_into
+from pagoda.ops.gguf.types import GgmlType
+from pagoda.ops.linear import GemmFacts
+from pagoda.ops.linear_gguf import GemmGgufFacts
+from pagoda.ops.moe import MoeMlpFacts
+from pagoda.ops.native.library import Native, load
+
+
+class NativeGemmGgufDecoded(NativeGemm):
+    """`gemm_gguf` as a dense product: blocks are decoded to the computing dtype by `pack`, and the blocks are dropped."""
+
+    def __init__(self, facts: GemmGgufFacts, native: Native | None = None) -> None:
+        super().__init__(GemmFacts(facts.dtype, facts.in_features, facts.out_features, facts.bias), native)
+        self._kind = GgmlType[facts.kind]
+
+    def pack(self, weights: Mapping[str, torch.Tensor], out: Any | None = None) -> PackedWeight:
+        plain = torch.empty(self.facts.out_features, self.facts.in_features, dtype=getattr(torch, self.facts.dtype))
+        return super().pack({**weights, "weight": decode_into(plain, weights["weight"], self._kind)}, out)
+
+
+class NativeMoeMlp(PlainKernel):
+    """`moe_mlp` that touches the chosen experts alone, each once, with the tokens that chose it.
+
+    Experts are added in ascending order in float32, so a token's result does not depend on its neighbours.
+    """
+
+    facts: MoeMlpFacts
+
+    def __init__(self, facts: MoeMlpFacts, native: Native | None = None) -> None:
+        super().__init__(facts)
+        native = native or load()
+        wide = facts.hidden * (2 if facts.gated else 1)
+        self._up = NativeGemm(GemmFacts(facts.dtype, facts.width, wide, facts.bias), native)
+        self._down = NativeGemm(GemmFacts(facts.dtype, facts.hidden, facts.width, facts.bias), native)
+        self._act = _activation(facts, native)
+        self._local = facts.local or facts.experts
+
+    def pack(self, weights: Mapping[str, torch.Tensor], out: Any | None = None) -> list[tuple[PackedWeight, PackedWeight]]:
+        old = out or [(None, None)] * self._local
+        return [
+            (self._pack_one(self._up, "up", weights, e, old[e][0]), self._pack_one(self._down, "down", weights, e, old[e][1]))
+            for e in range(self._local)
+        ]
+
+    def _pack_one(
+        self, gemm: NativeGemm, name: str, weights: Mapping[str, torch.Tensor], expert: int, out: PackedWeight | None
+    ) -> PackedWeight:
+        bias = {"bias": weights[f"{name}_bias"][expert]} if self.facts.bias else {}
+        return gemm.pack({"weight": weights[name][expert], **bias}, out)
+
+    def run(
+        self, packed: list[tuple[PackedWeight, PackedWeight]], x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
+        total = torch.zeros(x.shape, dtype=torch.float32)
+        order = ids.flatten().argsort(stable=True)
+        tokens, shares = order // self.facts.top_k, weights.flatten()[order].unsqueeze(1).float()
+        counts = torch.bincount(ids.flatten(), minlength=self.facts.experts).tolist()
+        start = sum(counts[: self.facts.first])
+        for expert in range(self._local):
+            count = counts[self.facts.first + expert]
+            if count:
+                mine = slice(start, start + count)
+                total.index_add_(0, tokens[mine], self._expert(packed[expert], x[tokens[mine]], shares[mine]))
+            start += count
+        return total.to(x.dtype)
+
+    def _expert(self, packed: tuple[PackedWeight, PackedWeight], x: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        if self.facts.scale_input:
+            x = (x * shares).to(x.dtype)
+        out = self._down.run(packed[1], self._act(self._up.run(packed[0], x))).float()
+        return out if self.facts.scale_input else out * shares
+
+
+def _activation(facts: MoeMlpFacts, native: Native) -> Callable[[torch.Tensor], torch.Tensor]:
+    if not facts.gated:
+        return NativeActivation(ActivationFacts(facts.dtype, facts.activation), native).run
+    if facts.limit is None or facts.alpha is None:
+        return NativeGatedActivation(ActivationFacts(facts.dtype, facts.activation), native).run
+    return NativeGatedActivation(ActivationFacts(facts.dtype, "alpha", facts.limit), native, facts.alpha, 1.0).run
