@@ -19,6 +19,7 @@ from pagoda.models.decoder import Decoder
 from pagoda.models.family import Family
 from pagoda.models.loading.dummy_source import DummySource
 from pagoda.models.loading.open import Checkpoint, open_checkpoint
+from pagoda.models.loading.progress import Progress, watched
 from pagoda.models.model import ModelFacts
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.registry import find_family
@@ -103,12 +104,18 @@ def read_spec(family: Family, config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def load_model(
-    description: Description, device: Device, table: KernelTable, communicator: Communicator | None = None, seed: int = 0
+    description: Description,
+    device: Device,
+    table: KernelTable,
+    communicator: Communicator | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> Decoder:
     """Read, pack and place the weights of one rank. Without stored tensors the weights are random numbers drawn from `seed`.
 
     Args:
         communicator: of the tensor-parallel group; None for one rank.
+        progress: told of every read.
 
     Raises `CheckpointError` for damaged files, `CapacityError` when the device is too small.
     """
@@ -116,6 +123,8 @@ def load_model(
     if not stored:
         shapes = ((p.path, p.shape, description.numerics.dtype) for p in description.parameters.values())
         stored = DummySource(shapes, seed).tensors
+    if progress is not None:
+        stored = watched(stored, progress)
     if description.shard.world == 1:
         communicator = None
     build = Builder(description.numerics, description.shard, description.format, stored, table, device, communicator)

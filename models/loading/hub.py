@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +126,14 @@ def _in_cache(hub: Hub, repository: str, revision: str | None, silence: str) -> 
 def _wanted(repository: str, names: Sequence[str], variant: str | None) -> tuple[list[str], str | None]:
     """Patterns to fetch, and the GGUF file that is the model, if it is one."""
     weights = [name for name in names if name.endswith(".safetensors") and not name.startswith(("original/", "consolidated"))]
+    weights = weights or [name for name in names if fnmatch(name, "pytorch_model*.bin")]
     if weights and variant is None:
         return [*TEXT_FILES, *weights], None
     files = sorted(name for name in names if name.endswith(".gguf") and not Path(name).name.startswith("mmproj"))
     chosen = [name for name in files if variant is None or variant.lower() in name.lower()]
     first = [name for name in chosen if "-of-" not in name or "-00001-of-" in name]
     if not files:
-        raise ConfigError(f"model {repository} holds neither safetensors nor GGUF files; Pagoda reads these two")
+        raise ConfigError(f"model {repository} holds no weights that Pagoda reads: safetensors, GGUF, or pytorch_model.bin")
     if len(first) != 1:
         example = f"{repository}:{Path(files[0]).stem.rpartition('-')[2]}"
         found = ", ".join(files)

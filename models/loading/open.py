@@ -12,6 +12,7 @@ from pagoda.hal.errors import CheckpointError, ConfigError
 from pagoda.models.loading.gguf_config import gguf_generation_config
 from pagoda.models.loading.gguf_source import GgufModel
 from pagoda.models.loading.safetensors_source import SafetensorsSource, safetensors_files
+from pagoda.models.loading.torch_source import torch_files, torch_source
 from pagoda.models.weights import WeightSource
 
 
@@ -35,7 +36,7 @@ def open_checkpoint(path: str | Path, load_format: str = "auto", overrides: Mapp
     """Read the configuration of a local folder or GGUF file.
 
     Args:
-        load_format: "auto", "safetensors", "gguf", "pt", or "dummy", as `--load-format`.
+        load_format: "auto", "safetensors", "gguf" or "dummy", as `--load-format`.
         overrides: keys of config.json to replace.
 
     Raises `ConfigError` when there is nothing to read at `path`, `CheckpointError` when what is there is damaged.
@@ -66,7 +67,19 @@ def _gguf(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
 def _folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
     config = {**_json(path / "config.json"), **overrides}
     generation = _json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
-    return Checkpoint(config, generation, lambda: SafetensorsSource(*safetensors_files(path)), str(path))
+    return Checkpoint(config, generation, lambda: _folder_source(path), str(path))
+
+
+def _folder_source(path: Path) -> WeightSource:
+    files, index = safetensors_files(path)
+    if files:
+        return SafetensorsSource(files, index)
+    pickled = torch_files(path)
+    if not pickled:
+        raise CheckpointError(
+            f"{path} holds no weights: no safetensors files, no pytorch_model.bin; fetch them, or use --load-format dummy"
+        )
+    return torch_source(pickled)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who wants to watch the loading: `Progress`, called as bytes are read, and `watched`, which wraps any source."""
+"""Who wants to watch the loading: `Progress`, called as bytes are read, and `watched`, which wraps stored tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from math import prod
 from typing import Protocol
 
 import torch
-from pagoda.models.weights import Naming, WeightSource
 from pagoda.ops.gguf.types import GgmlType
 from pagoda.quant.format import StoredTensor
 
@@ -27,32 +26,28 @@ def stored_bytes(tensor: StoredTensor) -> int:
     return prod(tensor.shape) * size
 
 
-def watched(source: WeightSource, progress: Progress) -> WeightSource:
-    """The same source, reporting each read."""
-    return _Watched(source, progress)
+def watched(tensors: Mapping[str, StoredTensor], progress: Progress) -> Mapping[str, StoredTensor]:
+    """The same tensors, reporting each read."""
+    count = _Count(progress, sum(map(stored_bytes, tensors.values())))
+    return {name: _WatchedTensor(tensor, count) for name, tensor in tensors.items()}
 
 
-class _Watched:
-    def __init__(self, source: WeightSource, progress: Progress) -> None:
-        self.naming: Naming = source.naming
-        self._source = source
+class _Count:
+    def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
+        self._total = total
         self._done = 0
-        self._total = sum(map(stored_bytes, source.tensors.values()))
-        self.tensors: Mapping[str, StoredTensor] = {name: _WatchedTensor(tensor, self) for name, tensor in source.tensors.items()}
 
-    def count(self, name: str, nbytes: int) -> None:
+    def add(self, name: str, nbytes: int) -> None:
+        # A table that is read twice (a tied head in its own layout) counts once.
         self._done = min(self._done + nbytes, self._total)
         self._progress(name, self._done, self._total)
-
-    def close(self) -> None:
-        self._source.close()
 
 
 @dataclass(frozen=True)
 class _WatchedTensor:
     tensor: StoredTensor
-    owner: _Watched
+    count: _Count
 
     @property
     def name(self) -> str:
@@ -68,5 +63,5 @@ class _WatchedTensor:
 
     def read(self, index: tuple[slice, ...] = ()) -> torch.Tensor:
         data = self.tensor.read(index)
-        self.owner.count(self.name, data.nbytes)
+        self.count.add(self.name, data.nbytes)
         return data

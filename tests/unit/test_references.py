@@ -23,7 +23,15 @@ PLAIN = {
 }
 QUANTISED = {"README.md": b"-", "tiny-Q4_K_M.gguf": b"GGUF4", "tiny-Q8_0.gguf": b"GGUF8", "mmproj-tiny.gguf": b"GGUFv"}
 SPLIT = {f"big-0000{i}-of-00002.gguf": b"GGUF" for i in (1, 2)}
-REPOSITORIES = {"org/plain": PLAIN, "org/gguf": QUANTISED, "org/split": SPLIT, "org/text": {"README.md": b"-"}, "org/gated": PLAIN}
+OLD = {"config.json": b"{}", "pytorch_model.bin": b"pickle", "training_args.bin": b"code"}
+REPOSITORIES = {
+    "org/plain": PLAIN,
+    "org/gguf": QUANTISED,
+    "org/split": SPLIT,
+    "org/text": {"README.md": b"-"},
+    "org/gated": PLAIN,
+    "org/old": OLD,
+}
 
 
 @pytest.fixture
@@ -88,6 +96,7 @@ def test_fetching_takes_only_what_is_read(hub):
     folder = resolve("org/plain", hub=hub)
     assert names(folder) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert (folder / "model.safetensors").read_bytes() == b"weights" and folder.name == SHA
+    assert names(resolve("org/old", hub=hub)) == ["config.json", "pytorch_model.bin"]
     assert resolve("org/plain", "main", hub) == resolve("org/plain", SHA, hub) == folder
 
 
@@ -108,7 +117,7 @@ def test_gguf_files_of_a_repository(hub):
         ("org/nothing", None, "is not on the hub, or is private"),
         ("org/plain", "v9", "has no revision v9"),
         ("org/gated", None, "terms to be accepted"),
-        ("org/text", None, "neither safetensors nor GGUF"),
+        ("org/text", None, "holds no weights that Pagoda reads"),
         ("org/..", None, "no valid hub id"),
     ],
 )

@@ -6,6 +6,7 @@ from pagoda.hal.errors import CheckpointError
 from pagoda.models.loading.dummy_source import DummySource
 from pagoda.models.loading.memory_source import MemorySource
 from pagoda.models.loading.progress import watched
+from pagoda.models.loading.torch_source import torch_files, torch_source
 
 SHAPES = [
     ("layers.0.q.weight", (300, 4096), "float32"),
@@ -51,7 +52,43 @@ def test_a_stream_is_drained_once_per_name():
 
 def test_watching_counts_bytes_read():
     seen = []
-    source = watched(MemorySource({"a": torch.zeros(4), "b": torch.zeros(2, 2)}), lambda *args: seen.append(args))
-    assert source.tensors["a"].read((slice(0, 2),)).shape == (2,)
-    source.tensors["b"].read()
+    tensors = watched(MemorySource({"a": torch.zeros(4), "b": torch.zeros(2, 2)}).tensors, lambda *args: seen.append(args))
+    assert tensors["a"].read((slice(0, 2),)).shape == (2,)
+    tensors["b"].read()
     assert seen == [("a", 8, 32), ("b", 24, 32)]
+
+
+def save(folder, **files):
+    for name, state in files.items():
+        torch.save(state, folder / f"pytorch_model{name}.bin")
+
+
+def test_pickled_tensors_are_mapped_and_joined(tmp_path):
+    numbers = {"x": torch.arange(6.0).view(2, 3), "y": torch.ones(2, dtype=torch.bfloat16)}
+    save(tmp_path, a={"x": numbers["x"]}, b={"y": numbers["y"]})
+    tensors = torch_source(torch_files(tmp_path)).tensors
+    assert torch.equal(tensors["x"].read((slice(1, 2),)), numbers["x"][1:]) and tensors["y"].dtype == "bfloat16"
+    (tmp_path / "pytorch_model.bin.index.json").write_text('{"weight_map": {"x": "pytorch_modela.bin", "z": "gone.bin"}}')
+    with pytest.raises(CheckpointError, match=r"gone\.bin"):
+        torch_files(tmp_path)
+
+
+class Mischief:
+    def __reduce__(self):
+        return (print, ("never printed",))
+
+
+@pytest.mark.parametrize("state", [Mischief(), {"x": 1}, [torch.ones(1)]])
+def test_files_with_more_than_tensors_are_refused(tmp_path, state, capsys):
+    save(tmp_path, x=state)
+    with pytest.raises(CheckpointError, match="pytorch_modelx"):
+        torch_source(torch_files(tmp_path))
+    assert "never printed" not in capsys.readouterr().out
+
+
+def test_a_truncated_pickle_is_refused(tmp_path):
+    save(tmp_path, x={"x": torch.arange(1000)})
+    path = tmp_path / "pytorch_modelx.bin"
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(CheckpointError, match="can not be read as a file of tensors"):
+        torch_source((path,))
