@@ -10,6 +10,7 @@ from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.plan import Admission, IntArray, PageCopies
 from pagoda.serving.engine.prefix import Hit
 from pagoda.serving.engine.sequence import NO_SLOT, Sequence, State
+from pagoda.serving.engine.transfer.connector import PageJob
 
 
 class Start(NamedTuple):
@@ -45,6 +46,7 @@ class Admitter:
         self._chunked = chunked
         self._threshold = threshold if chunked else 0
         self._blocked: tuple[Sequence, int] | None = None
+        self._jobs = 0
 
     def admit(self, budget: int) -> Admitted:
         """Fill up to `budget` tokens of the step."""
@@ -55,27 +57,36 @@ class Admitter:
             if sequence is None or self._blocked == (sequence, self._ledger.pool.available):
                 break
             count = self._admit(sequence, budget, admitted)
-            if not count:
+            if count is None:
                 break
             budget -= count
         return admitted
 
-    def _admit(self, sequence: Sequence, budget: int, admitted: Admitted) -> int:
+    def _admit(self, sequence: Sequence, budget: int, admitted: Admitted) -> int | None:
+        """Tokens given to the front of the queue, 0 when it waits for a load first; None when it has to stay."""
         ledger = self._ledger
-        start = self._start(sequence, admitted)
+        start = self._from_parent(sequence, admitted) or self._from_prefix(sequence)
+        remote = self._remote_units(sequence, start)
         behind = len(sequence.tokens) - start.length
         count = min(behind, budget, self._threshold or behind)
-        if count < behind and not self._chunked:
-            return 0
-        if not self._fits(sequence, start, count):
+        if not remote and count < behind and not self._chunked:
+            return None
+        if not self._fits(sequence, start, max(count, remote * ledger.index.unit)):
             self._blocked = (sequence, ledger.pool.available)
-            return 0
+            return None
         self._blocked = None
         ledger.waiting.pop()
         slot = self._enter(sequence, start)
         self._count_hit(sequence, start)
-        slots = np.array([slot], np.int32)
-        ledger.tables.extend(slots, ledger.tables.need(slots, np.array([start.length + count], np.int32)))
+        if remote:
+            self._load(sequence, start, remote)
+            return 0
+        self._begin(sequence, slot, start, count, admitted)
+        return count
+
+    def _begin(self, sequence: Sequence, slot: int, start: Start, count: int, admitted: Admitted) -> None:
+        ledger = self._ledger
+        self._extend(slot, start.length + count)
         for group, source in enumerate(start.partial):
             if source:
                 admitted.sources.append(source)
@@ -84,8 +95,26 @@ class Admitter:
         ledger.run(sequence)
         admitted.slots.append(slot)
         admitted.counts.append(count)
-        admitted.admissions.append(_admission(sequence))
-        return count
+        admitted.admissions.append(make_admission(sequence))
+
+    def _remote_units(self, sequence: Sequence, start: Start) -> int:
+        connector, unit = self._ledger.connector, self._ledger.index.unit
+        have, most = start.length // unit, (len(sequence.tokens) - 1) // unit
+        if connector is None or not self._caching or sequence.wants_prompt_logprobs or start.length % unit or most <= have:
+            return 0
+        return connector.match(sequence.digests[:most], have) - have
+
+    def _load(self, sequence: Sequence, start: Start, units: int) -> None:
+        index, tables = self._ledger.index, self._ledger.tables
+        first = start.length // index.unit
+        self._extend(sequence.slot, (first + units) * index.unit)
+        pages = tuple(index.unit_pages(tables.row(sequence.slot), unit) for unit in range(first, first + units))
+        self._jobs += 1
+        self._ledger.load(sequence, PageJob(self._jobs, tuple(sequence.digests[first : first + units]), pages))
+
+    def _extend(self, slot: int, tokens: int) -> None:
+        slots, tables = np.array([slot], np.int32), self._ledger.tables
+        tables.extend(slots, tables.need(slots, np.array([tokens], np.int32)))
 
     def _enter(self, sequence: Sequence, start: Start) -> int:
         ledger = self._ledger
@@ -95,9 +124,6 @@ class Admitter:
             ledger.pool.share(pages[pages > 0])
             ledger.tables.adopt(slot, group, pages)
         return slot
-
-    def _start(self, sequence: Sequence, admitted: Admitted) -> Start:
-        return self._from_parent(sequence, admitted) or self._from_prefix(sequence)
 
     def _from_prefix(self, sequence: Sequence) -> Start:
         ledger = self._ledger
@@ -160,7 +186,8 @@ class Admitter:
         ledger.spawning = still
 
 
-def _admission(sequence: Sequence) -> Admission:
+def make_admission(sequence: Sequence) -> Admission:
+    """What the ranks are told of a sequence that begins, or begins again."""
     request = sequence.request
     output = tuple(sequence.tokens[len(request.source.prompt) :].tolist())
     source = request.source

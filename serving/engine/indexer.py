@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.plan import IntArray
+from pagoda.serving.engine.transfer.connector import PageJob
 
 
 class Indexer:
@@ -14,6 +17,8 @@ class Indexer:
         self._ledger = ledger
         unit = ledger.index.unit
         self._unit = np.arange(unit, dtype=np.int32)
+        self._new: dict[bytes, tuple[tuple[int, ...], ...]] = {}
+        self._jobs = 0
         self._parts = [np.arange(unit // rule.tokens_per_page, dtype=np.int32) for rule in ledger.rules]
 
     def index(self, slots: IntArray) -> None:
@@ -31,6 +36,7 @@ class Indexer:
         for slot, first, last in zip(slots[~one].tolist(), done[~one].tolist(), units[~one].tolist(), strict=True):
             self._index_many(slot, first, last)
         state.indexed[slots] = units
+        self._save()
 
     def _index_one(self, slots: IntArray, units: IntArray) -> None:
         ledger, rows = self._ledger, slots[:, None]
@@ -45,16 +51,25 @@ class Indexer:
                 self._extend(slot, unit)
             if len(sequence.digests) == unit:
                 ledger.index.extend_one(sequence.digests, sequence.request.root, row)
-            ledger.index.insert(sequence.digests[unit], tables)
+            self._insert(sequence.digests[unit], tables)
 
     def _index_many(self, slot: int, first: int, last: int) -> None:
         ledger = self._ledger
         digests = self._extend(slot, last)
         tables = ledger.tables.row(slot)
         for unit in range(first, last):
-            per_unit = [len(parts) for parts in self._parts]
-            pages = [table[unit * n : (unit + 1) * n].tolist() for table, n in zip(tables, per_unit, strict=True)]
-            ledger.index.insert(digests[unit], pages)
+            self._insert(digests[unit], ledger.index.unit_pages(tables, unit))
+
+    def _insert(self, digest: bytes, pages: Sequence[Sequence[int]]) -> None:
+        self._ledger.index.insert(digest, pages)
+        if self._ledger.connector is not None and all(min(held) > 0 for held in pages):
+            self._new[digest] = tuple(tuple(held) for held in pages)
+
+    def _save(self) -> None:
+        if self._ledger.connector is not None and self._new:
+            self._jobs += 1
+            self._ledger.connector.save(PageJob(self._jobs, tuple(self._new), tuple(self._new.values())))
+            self._new = {}
 
     def _extend(self, slot: int, units: int) -> list[bytes]:
         ledger = self._ledger

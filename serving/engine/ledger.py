@@ -15,16 +15,19 @@ from pagoda.serving.engine.prefix import PrefixIndex
 from pagoda.serving.engine.sequence import NO_SLOT, Request, Sequence, State
 from pagoda.serving.engine.slots import Slots
 from pagoda.serving.engine.tables import BlockTables
+from pagoda.serving.engine.transfer.connector import CacheConnector, PageJob
 
 
 class Ledger:
     """Attributes:
     requests: live ones by id. running: sequences in policy order. draining: sequences that left but that a step in flight
-    still holds, so that their slots and pages are not free yet. loading: sequences whose KV comes from elsewhere.
-    spawning: sequences whose siblings wait for the prompt's pages. counters: totals for `EngineStats`.
+    still holds, so that their slots and pages are not free yet. loading: sequences whose KV comes from elsewhere, by job.
+    spawning: sequences whose siblings wait for the prompt's pages. arrived: sequences whose load ended and of which the ranks
+    were not told yet. counters: totals for `EngineStats`.
     """
 
-    def __init__(self, facts: RunnerFacts, max_num_seqs: int, policy: str) -> None:
+    def __init__(self, facts: RunnerFacts, max_num_seqs: int, policy: str, connector: CacheConnector | None = None) -> None:
+        self.connector = connector
         self.rules = tuple(GroupRule.of(group) for group in facts.groups)
         self.pool = BlockPool(facts.num_pages)
         self.slots = Slots(max_num_seqs, facts.max_model_len)
@@ -35,8 +38,9 @@ class Ledger:
         self.requests: dict[str, Request] = {}
         self.running: list[Sequence] = []
         self.draining: list[Sequence] = []
-        self.loading: list[Sequence] = []
+        self.loading: dict[int, Sequence] = {}
         self.spawning: list[Sequence] = []
+        self.arrived: list[Sequence] = []
         self.counters: Counter[str] = Counter()
         self.finished: Counter[str] = Counter()
         self._order: IntArray | None = None
@@ -110,10 +114,9 @@ class Ledger:
             self._order = None
         self.slots.active[sequence.slot] = False
         self.slots.open[sequence.slot] = state is State.PREEMPTING
-        loading = sequence in self.loading
-        draining = sequence in self.draining
+        held = sequence.state in (State.WAITING_REMOTE_KV, State.PREEMPTING)  # somebody still writes its pages
         sequence.state = state
-        if draining or loading:
+        if held:
             return
         if self.slots.in_flight[sequence.slot]:
             self.draining.append(sequence)
@@ -127,14 +130,33 @@ class Ledger:
         if sequence.state is State.PREEMPTING:
             self.waiting.push(sequence)
 
-    def loaded(self, sequence: Sequence, tokens: int) -> None:
-        """Its KV of `tokens` tokens is there: it runs, or gives its pages back where it ended meanwhile."""
-        self.loading.remove(sequence)
-        if sequence.state is State.FINISHED:
-            self._release(sequence)
+    def load(self, sequence: Sequence, job: PageJob) -> None:
+        """A sequence with a slot and pages waits until its connector has filled them."""
+        assert self.connector is not None
+        sequence.state = State.WAITING_REMOTE_KV
+        self.slots.active[sequence.slot] = False
+        self.loading[job.key] = sequence
+        self.connector.load(job)
+
+    def take_loaded(self) -> None:
+        """Sequences whose load ended run, computing what is missing; those that ended meanwhile give their pages back."""
+        if self.connector is None:
             return
-        self.slots.computed[sequence.slot] = self.slots.committed[sequence.slot] = tokens
-        self.slots.active[sequence.slot] = True
+        for key, units in self.connector.done():
+            sequence = self.loading.pop(key)
+            if sequence.state is State.FINISHED:
+                self._release(sequence)
+            else:
+                self._start(sequence, units * self.index.unit)
+
+    def _start(self, sequence: Sequence, loaded: int) -> None:
+        slot = sequence.slot
+        tokens = int(self.slots.computed[slot]) + loaded
+        self.slots.computed[slot] = self.slots.committed[slot] = tokens
+        self.slots.active[slot] = True
+        if not sequence.request.answered:
+            sequence.request.cached_tokens += loaded
+        self.arrived.append(sequence)
         self.run(sequence)
 
     def _key(self, sequence: Sequence) -> Key:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from pagoda.serving.engine.admission import Admitted, Admitter
+from pagoda.serving.engine.admission import Admitted, Admitter, make_admission
 from pagoda.serving.engine.ledger import Ledger
-from pagoda.serving.engine.plan import ON_DEVICE, IntArray, StepPlan
+from pagoda.serving.engine.plan import ON_DEVICE, Admission, IntArray, StepPlan
 from pagoda.serving.engine.sequence import State
 
 
@@ -21,13 +21,14 @@ class Planner:
 
     def plan(self, idle: bool) -> StepPlan | None:
         """`idle` says that no step is in flight, so that waiting for one would be for ever."""
+        self._ledger.take_loaded()
         draining = len(self._ledger.draining)
         preemptions = self._ledger.counters["preemptions"]
         slots, counts = self._running()
         admitted = Admitted()
         if self._ledger.counters["preemptions"] == preemptions and not draining:
             admitted = self._admitter.admit(self._budget - int(counts.sum()))
-        if not len(slots) and not admitted.slots and idle:
+        if not len(slots) and not admitted.slots and idle and not self._ledger.loading:
             admitted = self._unstick(admitted)
         if admitted.slots:
             slots = np.concatenate([slots, np.array(admitted.slots, np.int32)])
@@ -109,7 +110,7 @@ class Planner:
             sampled=sampled,
             bound=state.bound[slots],
             draws=total - state.prompt[slots],
-            admissions=tuple(admitted.admissions),
+            admissions=(*self._arrivals(admitted), *admitted.admissions),
             copies=admitted.copies(),
         )
         state.computed[slots] = ends
@@ -117,6 +118,10 @@ class Planner:
         state.in_flight[slots] += 1
         self._step += 1
         return plan
+
+    def _arrivals(self, admitted: Admitted) -> list[Admission]:
+        arrived, self._ledger.arrived = self._ledger.arrived, []
+        return [make_admission(one) for one in arrived if one.state is State.RUNNING and one.slot not in admitted.slots]
 
     def _tokens(self, slots: IntArray, starts: IntArray, counts: IntArray) -> IntArray:
         state = self._ledger.slots

@@ -62,6 +62,10 @@ class PrefixIndex:
                 if page:
                     self._pool.insert(digest + name, page)
 
+    def unit_pages(self, tables: Sequence[IntArray], unit: int) -> tuple[tuple[int, ...], ...]:
+        """The pages of one unit in each group, of a sequence's block tables."""
+        return tuple(tuple(table[unit * n : (unit + 1) * n].tolist()) for table, n in zip(tables, self._per_unit, strict=True))
+
     def _reach(self, group: int, digests: Sequence[bytes], units: int, found: dict[int, int]) -> int:
         rule, per_unit = self._rules[group], self._per_unit[group]
         first, last = rule.first_page(units * self.unit), units * per_unit

@@ -21,6 +21,7 @@ from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.planner import Planner
 from pagoda.serving.engine.prefix import chain_root
 from pagoda.serving.engine.sequence import Request, Sequence, State, as_tokens
+from pagoda.serving.engine.transfer.connector import CacheConnector
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,12 @@ class Scheduler:
 
     The loop: while `plan()` gives a step, submit it; then `commit` the oldest step in flight. `plan` answers None when there is
     nothing to do now, or when `facts.overlap` steps are in flight. Slots are `0 … max_num_seqs − 1`.
+
+    Args:
+        connector: a store of pages beside the pool, asked for what the prefix index lacks.
     """
 
-    def __init__(self, config: SchedulerConfig, facts: RunnerFacts) -> None:
+    def __init__(self, config: SchedulerConfig, facts: RunnerFacts, connector: CacheConnector | None = None) -> None:
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < facts.max_model_len:
             raise ConfigError(
                 f"without chunked prefill, max_num_batched_tokens={config.max_num_batched_tokens} must reach"
@@ -55,7 +59,7 @@ class Scheduler:
             )
         self._config = config
         self._facts = facts
-        self._ledger = Ledger(facts, config.max_num_seqs, config.scheduling_policy)
+        self._ledger = Ledger(facts, config.max_num_seqs, config.scheduling_policy, connector)
         threshold = config.long_prefill_token_threshold
         admitter = Admitter(self._ledger, caching=config.enable_prefix_caching, chunked=config.enable_chunked_prefill, threshold=threshold)
         self._planner = Planner(

@@ -151,6 +151,16 @@ class ToyRanks:
                     reads.setdefault(page, set()).add(owner)
         return reads, writes
 
+    def read(self, pages):
+        """What a store keeps of one unit."""
+        return [[dict(self.pages[page]) for page in held] for held in pages]
+
+    def write(self, pages, kept) -> None:
+        """Put it into other pages, which no step in flight may hold."""
+        for page, content in [pair for held, copies in zip(pages, kept) for pair in zip(held, copies)]:
+            assert all(page not in reads for _, reads in self.in_flight)
+            self.pages[page] = dict(content)
+
     def run(self) -> tuple[StepPlan, StepResult]:
         """Run the oldest step in flight."""
         plan, _ = self.in_flight.popleft()
@@ -223,11 +233,12 @@ def as_rows(entries) -> RowLogprobs:
 class Toy:
     """A scheduler with simulated ranks, and everything that its clients were told."""
 
-    def __init__(self, facts: RunnerFacts | None = None, **config):
+    def __init__(self, facts: RunnerFacts | None = None, store=None, **config):
         self.facts = facts or toy_facts()
         self.config = SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, **config})
-        self.scheduler = Scheduler(self.config, self.facts)
         self.ranks = ToyRanks(self.facts)
+        self.store = store(self.ranks.read, self.ranks.write) if store is not None else None
+        self.scheduler = Scheduler(self.config, self.facts, self.store)
         self.requests: dict[str, EngineRequest] = {}
         self.tokens: dict[str, dict[int, list[int]]] = {}
         self.reasons: dict[str, dict[int, FinishReason]] = {}

@@ -11,6 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pagoda.hal.errors import CapacityError, RequestError
 from pagoda.hal.kv import CacheKind
 from pagoda.serving.engine.messages import FinishReason
+from pagoda.serving.engine.transfer.connector import Loaded
+from pagoda.serving.engine.transfer.host_store import HostStore
 from scheduler_toy import Toy, expected_tokens, group, toy_facts
 
 GROUPS = {
@@ -19,6 +21,24 @@ GROUPS = {
     "mixed": (group(4), group(2, CacheKind.SLIDING, 5, (1,)), group(2, CacheKind.CHUNKED, 8, (2,))),
 }
 PROMPTS = st.tuples(st.integers(0, 2), st.integers(0, 22), st.lists(st.integers(0, 49), min_size=1, max_size=6))
+
+
+class Flaky(HostStore):
+    """Ends loads some polls later, every third one only in part."""
+
+    polls = 0
+
+    def done(self):
+        self.polls += 1
+        for one in super().done() if self.polls % 3 == 0 else ():
+            yield one if one.key % 3 else Loaded(one.key, one.units // 2)
+
+
+STORES = {
+    "none": None,
+    "host": lambda read, write: HostStore(12, read, write),
+    "flaky": lambda read, write: Flaky(12, read, write),
+}
 
 
 class Life(RuleBasedStateMachine):
@@ -31,11 +51,13 @@ class Life(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 0, 3]),
         caching=st.booleans(),
         policy=st.sampled_from(["fcfs", "priority"]),
+        store=st.sampled_from(sorted(STORES)),
     )
-    def begin(self, groups, pages, overlap, seqs, budget, threshold, caching, policy):
+    def begin(self, groups, pages, overlap, seqs, budget, threshold, caching, policy, store):
         facts = toy_facts(GROUPS[groups], num_pages=pages, max_model_len=40, overlap=overlap)
         self.toy = Toy(
             facts,
+            STORES[store],
             max_num_seqs=seqs,
             max_num_batched_tokens=budget,
             long_prefill_token_threshold=threshold,
