@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from pagoda.hal.device import Device
-from pagoda.hal.kv import CacheGroup, LayerCache, LayerPages
+from pagoda.hal.kv import CacheGroup, KVLayout, LayerCache, LayerPages
 from pagoda.models.model import Model, ModelInputs, ModelOutput
 from pagoda.ops.attention import PagedBatch
 
@@ -16,15 +16,18 @@ class DirectRun:
 
     Args:
         model: loaded; it is bound to new pages here.
+        page_size: tokens per page; the model's first choice when None.
+
+    `pools` are the layout and the pages of each cache group, `page_ids` those of one sequence.
     """
 
-    def __init__(self, model: Model, device: Device, count: int, max_length: int) -> None:
+    def __init__(self, model: Model, device: Device, count: int, max_length: int, page_size: int | None = None) -> None:
         self.model = model
         self._device = device
-        self._size = model.page_sizes()[0] if any(model.facts.caches) else 16
+        self._size = page_size or (model.page_sizes()[0] if any(model.facts.caches) else 16)
         self._per_sequence = -(-max_length // self._size)
         self.lengths = [0] * count
-        self._groups = _bind(model, device, self._size, 1 + count * self._per_sequence)
+        self.pools = _bind(model, device, self._size, 1 + count * self._per_sequence)
 
     @torch.inference_mode()
     def step(self, segments: Sequence[tuple[int, Sequence[int]]], taps: tuple[int, ...] = ()) -> ModelOutput:
@@ -32,7 +35,7 @@ class DirectRun:
         batch = self._batch(segments)
         there = self._device.torch_device
         positions = [p for s, ids in segments for p in range(self.lengths[s], self.lengths[s] + len(ids))]
-        groups = (batch,) * self._groups
+        groups = (batch,) * len(self.pools)
         inputs = ModelInputs(
             torch.tensor([token for _, ids in segments for token in ids], device=there),
             torch.tensor(positions, device=there),
@@ -62,13 +65,17 @@ class DirectRun:
         stacked = torch.stack(rows, dim=1)
         return [(logits.argmax(-1).tolist(), logits) for logits in stacked]
 
+    def page_ids(self, sequence: int) -> list[int]:
+        """Pages of a sequence, the same in every group."""
+        return [1 + sequence * self._per_sequence + page for page in range(self._per_sequence)]
+
     def _batch(self, segments: Sequence[tuple[int, Sequence[int]]]) -> PagedBatch:
         there = self._device.torch_device
         starts = [0]
         for _, ids in segments:
             starts.append(starts[-1] + len(ids))
         lengths = [self.lengths[s] + len(ids) for s, ids in segments]
-        tables = [[1 + s * self._per_sequence + p for p in range(self._per_sequence)] for s, _ in segments]
+        tables = [self.page_ids(s) for s, _ in segments]
         slots = [table[p // self._size] * self._size + p % self._size for (s, ids), table in zip(segments, tables, strict=True)
                  for p in range(self.lengths[s], self.lengths[s] + len(ids))]  # fmt: skip
         return PagedBatch(
@@ -81,18 +88,21 @@ class DirectRun:
         )
 
 
-def _bind(model: Model, device: Device, page_size: int, num_pages: int) -> int:
-    """One group and one pool for layers that store the same; returns how many groups there are."""
+def _bind(model: Model, device: Device, page_size: int, num_pages: int) -> tuple[tuple[KVLayout, torch.Tensor], ...]:
+    """One group and one pool for layers that store the same."""
     layers_of: dict[LayerCache, list[int]] = {}
     for layer, cache in enumerate(model.facts.caches):
         if cache is not None:
             layers_of.setdefault(cache, []).append(layer)
     pages: list[LayerPages | None] = [None] * len(model.facts.caches)
     group_of_layer = [0] * len(pages)
+    pools: list[tuple[KVLayout, torch.Tensor]] = []
     for index, (cache, layers) in enumerate(layers_of.items()):
         group = CacheGroup(cache.kind, tuple(layers), (cache,) * len(layers), page_size, 0, cache.window)
-        _, views = device.kv_layout(group).allocate(num_pages)
+        layout = device.kv_layout(group)
+        pool, views = layout.allocate(num_pages)
+        pools.append((layout, pool))
         for layer, view in zip(layers, views, strict=True):
             pages[layer], group_of_layer[layer] = view, index
     model.bind(pages, group_of_layer, [page_size] * len(layers_of))
-    return len(layers_of)
+    return tuple(pools)

@@ -19,7 +19,7 @@ class DummySource:
     """A `WeightSource` that draws tensors instead of reading them.
 
     Numbers depend on seed, name and position alone, so that ranks and slices agree. Matrices have variance 1 / inputs, which keeps
-    activations and logits at the scale of one; vectors named as norms are ones, other vectors small.
+    activations and logits at the scale of one; weights that are vectors (of norms) are ones, other vectors small.
 
     Args:
         shapes: (name, shape, dtype name) of every tensor.
@@ -84,7 +84,7 @@ class DummyTensor:
 
     @property
     def _is_norm(self) -> bool:
-        return len(self.shape) == 1 and "norm" in self.name and not self.name.endswith("bias")
+        return len(self.shape) == 1 and self.name.endswith("weight")
 
     @property
     def _scale(self) -> float:

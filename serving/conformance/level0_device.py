@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import traceback
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from pagoda.hal.device import Backend, Device
@@ -26,7 +27,7 @@ def checks(target: Target) -> Iterator[Check]:
     yield Check(0, "events and order within a stream", _events)
     yield Check(0, "one stream waits for another", _streams)
     for dtype in sorted(target.device.info.dtypes):
-        yield Check(0, f"copy to the device and back [{dtype}]", lambda t, name=dtype: _copies(t, name))
+        yield Check(0, f"copy to the device and back [{dtype}]", partial(_copies, name=dtype))
     yield from memory_checks(target)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from pagoda.hal.errors import CapacityError
@@ -22,7 +23,7 @@ def checks(target: Target) -> Iterator[Check]:
     yield Check(0, "sleep and wake keep tensors valid", _sleep)
     for dtype in sorted(target.device.info.dtypes & {"float32", "float16", "bfloat16"}):
         for tokens in target.device.info.limits.page_sizes:
-            yield Check(0, f"pages of {tokens} tokens [{dtype}]", lambda t, d=dtype, n=tokens: _pages(t, d, n))
+            yield Check(0, f"pages of {tokens} tokens [{dtype}]", partial(_pages, dtype=dtype, tokens=tokens))
 
 
 def _counting(target: Target) -> None:
@@ -78,7 +79,7 @@ def _exhaustion(target: Target) -> str:
     before = memory.stats()
     for size in (2 * before.total, 1 << 50):
         _refused(target, size)
-    held = []
+    held: list[torch.Tensor] = []
     while memory.stats().free > 64 * MIB and len(held) < 100:
         held.append(memory.alloc(MemoryKind.KV, (max(32 * MIB, memory.stats().free // 2),), torch.uint8))
     _refused(target, memory.stats().free + 64 * MIB)

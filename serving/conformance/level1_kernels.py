@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from pagoda.hal.kernel import Kernel
 from pagoda.ops.check import Report, check_kernel
@@ -14,7 +15,7 @@ from pagoda.serving.conformance.check import Check, FailedError, SkippedError, T
 def checks(target: Target) -> Iterator[Check]:
     """One check a kernel, over every dtype that the device and the kernel compute in."""
     for kernel in sorted(candidates(target.backend), key=lambda kernel: (kernel.op, kernel.name)):
-        yield Check(1, f"{kernel.op}={kernel.name}", lambda t, k=kernel: _kernel(t, k))
+        yield Check(1, f"{kernel.op}={kernel.name}", partial(_kernel, kernel=kernel))
 
 
 def _kernel(target: Target, kernel: Kernel) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from pagoda.hal.errors import DeviceError
@@ -24,7 +25,7 @@ def checks(target: Target) -> Iterator[Check]:
     yield Check(2, "the policy agrees with the features", _policy)
     yield Check(2, "steps are captured or traced", _captured)
     for size in sorted({*policy.token_buckets, *policy.row_buckets}) or EAGER_SIZES:
-        yield Check(2, f"replay equals eager on changed inputs [{size}]", lambda t, n=size: _replays(t, n))
+        yield Check(2, f"replay equals eager on changed inputs [{size}]", partial(_replays, size=size))
     yield Check(2, "replays of two sizes do not disturb each other", _interleaved)
     yield Check(2, "sleep and wake", _sleep)
     yield Check(2, "a step that raises is an error and leaves the device usable", _raises)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from pagoda.hal.comm import Communicator, Topology
@@ -11,7 +12,7 @@ from pagoda.hal.device import Device
 from pagoda.hal.errors import DeviceError
 from pagoda.hal.memory import MemoryKind
 from pagoda.serving.conformance.check import Check, FailedError, Target, expect
-from pagoda.serving.conformance.ranks import free_port, run_ranks
+from pagoda.serving.conformance.ranks import RankWork, free_port, run_ranks
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv", "barrier")
 DTYPES = ("float32", "bfloat16", "float16", "int32", "int64")
@@ -21,9 +22,9 @@ def checks(target: Target) -> Iterator[Check]:
     """All of level 3."""
     yield Check(3, "a world of 1", _alone)
     for world in (2, 4):
-        yield Check(3, f"a world of {world}", lambda t, w=world: run_ranks(t, w, every_collective)[0])
-    yield Check(3, "two groups in one process", lambda t: run_ranks(t, 2, second_group)[0])
-    yield Check(3, "a rank that ends is an error for the other, soon", lambda t: run_ranks(t, 2, lost_rank)[0])
+        yield Check(3, f"a world of {world}", partial(_ranks, world=world, work=every_collective))
+    yield Check(3, "two groups in one process", partial(_ranks, world=2, work=second_group))
+    yield Check(3, "a rank that ends is an error for the other, soon", partial(_ranks, world=2, work=lost_rank))
     yield Check(3, "a rank that never comes is an error", _absent_rank)
 
 
@@ -92,7 +93,7 @@ def _captured(device: Device, group: Communicator) -> None:
     replay = device.graphs.capture("all_reduce", lambda tensor: group.all_reduce(tensor * 2), (x,))
     for turn in range(3):
         x.copy_(_mine(device, group.rank + turn, (5, 7), torch.float32))
-        expected = sum(_mine(device, rank + turn, (5, 7), torch.float32).cpu() * 2 for rank in range(group.world))
+        expected = torch.stack([_mine(device, rank + turn, (5, 7), torch.float32).cpu() * 2 for rank in range(group.world)]).sum(0)
         result = replay()
         device.synchronize()
         _equal("all_reduce inside a captured step", result, expected)
@@ -133,6 +134,10 @@ def _absent_rank(target: Target) -> None:
         expect(time.monotonic() - start < 60, "it took over a minute to give up after a time-out of 2 s")
     else:
         raise FailedError("a group of two was joined by one")
+
+
+def _ranks(target: Target, world: int, work: RankWork) -> str:
+    return run_ranks(target, world, work)[0]
 
 
 def _alone(target: Target) -> str:

@@ -20,7 +20,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     name = config.getoption("--pagoda-device")
     if name is None:
         return
-    from pagoda.serving.conformance.runner import LEVELS, all_checks, open_target  # nothing of it is needed by other test runs
+    from pagoda.serving.conformance.report import LEVELS
+    from pagoda.serving.conformance.runner import all_checks, open_target  # nothing of it is needed by other test runs
 
     target = open_target(name)
     levels = sorted(set(config.getoption("--pagoda-level") or range(len(LEVELS))))

@@ -23,3 +23,10 @@ def test_kernels(device: str) -> None:
 def test_collectives() -> None:
     report = run_levels("cpu", (3,))
     assert report.passed(), report.to_markdown()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_models(device: str) -> None:
+    report = run_levels(device, (4,))
+    assert report.passed(), report.to_markdown()

@@ -11,6 +11,7 @@ from pagoda.models.loading.torch_source import torch_files, torch_source
 SHAPES = [
     ("layers.0.q.weight", (300, 4096), "float32"),
     ("layers.0.norm.weight", (64,), "bfloat16"),
+    ("layers.0.mixer_in.weight", (64,), "bfloat16"),
     ("layers.0.q.bias", (64,), "float32"),
     ("experts.up", (4, 32, 64), "bfloat16"),
 ]
@@ -30,7 +31,8 @@ def test_dummy_numbers_have_the_right_scale_and_no_equal_rows():
     assert weight.std() * 64 == pytest.approx(1, abs=0.01) and weight.mean().abs() < 1e-4
     assert len(torch.unique(weight, dim=0)) == 300
     assert torch.linalg.matrix_rank(weight[:, :512].double()) == 300
-    assert torch.equal(tensors["layers.0.norm.weight"].read(), torch.ones(64, dtype=torch.bfloat16))
+    for name in ("layers.0.norm.weight", "layers.0.mixer_in.weight"):
+        assert torch.equal(tensors[name].read(), torch.ones(64, dtype=torch.bfloat16))
     assert tensors["layers.0.q.bias"].read().abs().max() < 0.05
 
 
