@@ -71,7 +71,9 @@ class Admitter:
         count = min(behind, budget, self._threshold or behind)
         if not remote and count < behind and not self._chunked:
             return None
-        if not self._fits(sequence, start, max(count, remote * ledger.index.unit)):
+        if remote and not self._fits(sequence, start, remote * ledger.index.unit):
+            remote = 0
+        if not self._fits(sequence, start, count):
             self._blocked = (sequence, ledger.pool.available)
             return None
         self._blocked = None
@@ -154,12 +156,11 @@ class Admitter:
 
     def _fits(self, sequence: Sequence, start: Start, count: int) -> bool:
         """Whether the whole known length fits: a prompt that is let in by halves would only be preempted."""
-        ledger = self._ledger
-        length, need = len(sequence.tokens), 0
+        ledger, need = self._ledger, 0
         for rule, pages in zip(ledger.rules, start.pages, strict=True):
-            missing = rule.pages(length) - len(pages)
-            need += missing if rule.window is None else min(missing, rule.pages(rule.window + count) + 1)
-            need += int((ledger.pool.references(pages[pages > 0]) == 0).sum())
+            held = rule.pages(len(sequence.tokens)) - rule.first_page(start.length)
+            need += held if rule.window is None else min(held, rule.pages(rule.window + count) + 1)
+            need -= int((ledger.pool.references(pages[pages > 0]) > 0).sum())
         spare = ledger.pool.num_pages // 100 if ledger.running else 0
         return need + spare <= ledger.pool.available
 
