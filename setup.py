@@ -7,6 +7,7 @@ ABI) and is pure Python otherwise.
 from __future__ import annotations
 
 import runpy
+import shutil
 from pathlib import Path
 
 from setuptools import Distribution, find_packages, setup
@@ -34,20 +35,16 @@ class BuildWithNative(build_py):
 
 
 class PlatformWheel(bdist_wheel):
-    """One wheel for all Pythons of a platform."""
-
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = not self.distribution.has_ext_modules()
+    """One wheel for all Pythons of a platform, where the native library can be built."""
 
     def get_tag(self) -> tuple[str, str, str]:
         python, abi, platform = super().get_tag()
-        return ("py3", "none", platform) if not self.root_is_pure else (python, abi, platform)
+        return (python, abi, platform) if self.root_is_pure else ("py3", "none", platform)
 
 
 class NativeDistribution(Distribution):
     def has_ext_modules(self) -> bool:
-        return any((ROOT / NATIVE).glob("*.so"))
+        return any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++"))
 
 
 setup(
