@@ -1,0 +1,116 @@
+"""From an `EngineConfig` to a running engine: device, kernels, model, pool, scheduler and executor, in this order."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+import torch
+
+from pagoda.hal.comm import Communicator, Topology
+from pagoda.hal.device import Device
+from pagoda.hal.kv import CacheGroup
+from pagoda.hal.memory import MemoryKind
+from pagoda.hal.table import KernelTable
+from pagoda.models.load import load_model
+from pagoda.serving.engine.config import EngineConfig
+from pagoda.serving.engine.core import EngineCore, Sink
+from pagoda.serving.engine.executors.inprocess import InProcessExecutor
+from pagoda.serving.engine.executors.multiproc import MultiprocExecutor
+from pagoda.serving.engine.inprocess_client import Engine, EngineStarter
+from pagoda.serving.engine.pages import Pages
+from pagoda.serving.engine.plan import RunnerFacts
+from pagoda.serving.engine.runner import Runner, RunnerLimits
+from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
+from pagoda.serving.engine.sizing import describe_model, size
+from pagoda.serving.engine.target import open_target
+
+log = logging.getLogger("pagoda.engine")
+
+
+def engine_starter(config: EngineConfig) -> EngineStarter:
+    """What both clients take: `await InProcessClient.start(engine_starter(config))`, or the same with `ZmqClient`."""
+    return partial(start_engine, config)
+
+
+def start_engine(config: EngineConfig, sink: Sink) -> Engine:
+    """Load the model on all ranks; the loop is ready to `run`. Raises the `PagodaError` of whatever cannot work."""
+    builder, world = partial(build_runner, config), config.tensor_parallel_size
+    executor = InProcessExecutor(builder) if world == 1 else MultiprocExecutor(builder, world)
+    facts = executor.start()
+    try:
+        core = EngineCore(Scheduler(SchedulerConfig.of(config), facts), executor, facts, sink)
+    except BaseException:
+        executor.stop()
+        raise
+    if isinstance(executor, MultiprocExecutor):
+        executor.on_failure = core.rank_failed
+    return Engine(core, executor)
+
+
+def build_runner(config: EngineConfig, topology: Topology) -> Runner:
+    """Load one rank."""
+    began = time.perf_counter()
+    target = open_target(config, topology.rank)
+    if target.sharing > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // target.sharing))
+    sizes = size(config, target, describe_model(config, target, topology.rank))
+    device, facts = target.device, sizes.description.facts
+    communicator = device.communicator(topology) if topology.world > 1 else None
+    num_pages = _smallest(communicator, device, sizes.num_pages)
+    max_model_len = _smallest(communicator, device, sizes.max_model_len)
+    model = load_model(sizes.description, device, target.table, communicator, config.seed)
+    pages = Pages(device, sizes.groups, num_pages, len(facts.caches))
+    pages.bind(model)
+    _check_weights(device, facts.weight_bytes)
+    runner_facts = _facts(config, target.table, device, sizes.groups, num_pages, max_model_len, facts.vocab_size)
+    limits = RunnerLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len, runner_facts.overlap)
+    runner = Runner(device, target.table, model, pages, runner_facts, limits, model.refill)
+    log.info("rank %d loaded %s on %s in %.1f s", topology.rank, facts.architecture, device.info.model, time.perf_counter() - began)
+    return runner
+
+
+def _smallest(communicator: Communicator | None, device: Device, number: int) -> int:
+    if communicator is None:
+        return number
+    return -int(communicator.all_reduce(torch.tensor([-number], device=device.torch_device), "max").item())
+
+
+def _check_weights(device: Device, planned: int) -> None:
+    used = device.memory.stats().used[MemoryKind.WEIGHTS.value]
+    if abs(used - planned) > planned / 100:
+        log.warning("weights take %d bytes, %d were planned; please report this model", used, planned)
+
+
+def _facts(
+    config: EngineConfig,
+    table: KernelTable,
+    device: Device,
+    groups: tuple[CacheGroup, ...],
+    num_pages: int,
+    max_model_len: int,
+    vocab: int,
+) -> RunnerFacts:
+    used = device.memory.stats().used
+    return RunnerFacts(
+        groups=groups,
+        num_pages=num_pages,
+        max_model_len=max_model_len,
+        vocab_size=vocab,
+        device=device.info.model,
+        overlap=2 if config.async_scheduling else 1,
+        weight_bytes=used[MemoryKind.WEIGHTS.value],
+        kv_bytes=used[MemoryKind.KV.value],
+        kernels=kernel_names(table),
+    )
+
+
+def kernel_names(table: KernelTable) -> dict[str, str]:
+    """op → the names of the kernels that its uses got."""
+    names: dict[str, list[str]] = {}
+    for choice in table.explain():
+        chosen = names.setdefault(choice.op, [])
+        if choice.chosen.name not in chosen:
+            chosen.append(choice.chosen.name)
+    return {op: ", ".join(chosen) for op, chosen in sorted(names.items())}

@@ -1,0 +1,160 @@
+"""How large everything will be, before a byte is loaded: weights, work, pages, and the longest sequence that they allow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from pagoda.hal.errors import CapacityError, ConfigError
+from pagoda.hal.info import Feature
+from pagoda.hal.kv import CacheGroup
+from pagoda.hal.memory import MemoryPlan, MemoryRequest
+from pagoda.models.builder import Builder
+from pagoda.models.decoder import Decoder
+from pagoda.models.load import Description, describe, open_checkpoint
+from pagoda.models.loading.reference import resolve
+from pagoda.models.parallel.shard import Shard
+from pagoda.serving.engine.config import EngineConfig
+from pagoda.serving.engine.groups import GroupRule, resolve_groups
+from pagoda.serving.engine.layout import HEADER_WORDS
+from pagoda.serving.engine.target import Target
+
+SHARED_KV_BYTES = 4 * 2**30
+"""Pool size, when none is asked for, on devices whose memory is the host's: pages are touched as they are used, and others live there."""
+
+SAMPLING_BYTES = 32
+"""Bytes per logit of a step at the peak of sampling: the logits, their order, probabilities and what is kept."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of one rank.
+
+    Attributes:
+        description: the model. groups: cache groups with one aligned `page_bytes`. padding: share of a page's bytes that hold nothing.
+        work: bytes of the largest step, by what they are for.
+        memory: where the device's bytes go. num_pages: pages of the pool, page 0 included.
+        longest: the longest sequence that this pool can hold, whatever the model says.
+        max_model_len: of a sequence.
+    """
+
+    description: Description
+    groups: tuple[CacheGroup, ...]
+    padding: float
+    work: dict[str, int]
+    memory: MemoryPlan
+    num_pages: int
+    longest: int
+    max_model_len: int
+
+
+def describe_model(config: EngineConfig, target: Target, rank: int = 0) -> Description:
+    """The model of one rank. Raises `ConfigError`, `ModelError`, `CheckpointError`."""
+    checkpoint = open_checkpoint(resolve(config.model, config.revision), config.load_format, config.hf_overrides)
+    return describe(
+        checkpoint,
+        dtype=config.dtype,
+        kv_dtype=config.kv_cache_dtype,
+        dtypes=target.info.dtypes,
+        shard=Shard(rank, config.tensor_parallel_size),
+        quantization=config.quantization,
+        table=target.table,
+    )
+
+
+def size(config: EngineConfig, target: Target, description: Description) -> Sizes:
+    """Plan the memory of one rank. Raises `CapacityError` naming what is too big and what would fit."""
+    groups, padding = cache_groups(config, target, description)
+    work = _work(config, description, groups, target)
+    memory = target.device.memory.plan(_request(config, target, description, groups, work))
+    num_pages = memory.num_pages
+    _check_step(num_pages)
+    longest = longest_sequence(groups, num_pages, config.max_num_batched_tokens * _depth(config))
+    return Sizes(description, groups, padding, work, memory, num_pages, longest, _max_model_len(config, description, longest))
+
+
+def cache_groups(config: EngineConfig, target: Target, description: Description) -> tuple[tuple[CacheGroup, ...], float]:
+    """Groups whose pages lie as the device wants them, and the share of bytes that padding takes."""
+    sizes = _page_sizes(target, description)
+    if config.block_size is not None:
+        if config.block_size not in sizes:
+            raise ConfigError(f"block_size={config.block_size} has no attention kernel here; there are {', '.join(map(str, sizes))}")
+        sizes = (config.block_size,)
+    groups = resolve_groups(description.facts.caches, sizes).groups
+    page_bytes = max(target.device.kv_layout(replace(group, page_bytes=0)).page_bytes for group in groups)
+    used = sum(group.used_bytes for group in groups)
+    return tuple(replace(group, page_bytes=page_bytes) for group in groups), 1 - used / (page_bytes * len(groups))
+
+
+def longest_sequence(groups: tuple[CacheGroup, ...], num_pages: int, ahead: int) -> int:
+    """Most tokens that one sequence can have alone in the pool."""
+    rules = [GroupRule.of(group) for group in groups]
+
+    def fits(tokens: int) -> bool:
+        return sum(rule.peak_pages(tokens, ahead) for rule in rules) <= num_pages - 1
+
+    low, high = 0, max(rule.tokens_per_page for rule in rules) * num_pages
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _depth(config: EngineConfig) -> int:
+    return 2 if config.async_scheduling else 1
+
+
+def _page_sizes(target: Target, description: Description) -> tuple[int, ...]:
+    build = Builder(description.numerics, description.shard, description.format, description.stored, target.table)
+    return Decoder(description.spec, build, description.facts).page_sizes()
+
+
+def _work(config: EngineConfig, description: Description, groups: tuple[CacheGroup, ...], target: Target) -> dict[str, int]:
+    facts = description.facts
+    width = sum(math.ceil((config.max_model_len or facts.max_positions) / group.tokens_per_page) for group in groups)
+    step = 8 * HEADER_WORDS + config.max_num_batched_tokens * (16 + 8 * len(groups)) + config.max_num_seqs * (128 + 4 * width)
+    return {
+        "activations": config.max_num_batched_tokens * facts.work_bytes_per_token,
+        "logits and sampling": config.max_num_seqs * facts.vocab_size * SAMPLING_BYTES,
+        "step buffers": 4 * step * target.sharing,
+    }
+
+
+def _request(
+    config: EngineConfig, target: Target, description: Description, groups: tuple[CacheGroup, ...], work: dict[str, int]
+) -> MemoryRequest:
+    page_bytes = groups[0].page_bytes
+    weights, total_work = description.facts.weight_bytes, sum(work.values())
+    request = MemoryRequest(weights, total_work, page_bytes, config.device_memory_utilization / target.sharing, config.kv_cache_memory_bytes)
+    if config.num_gpu_blocks_override is not None:
+        return replace(request, kv_bytes=(config.num_gpu_blocks_override + 1) * page_bytes)
+    if request.kv_bytes is not None or Feature.UNIFIED_MEMORY not in target.info.features:
+        return request
+    left = target.device.memory.plan(request).kv
+    wanted = SHARED_KV_BYTES // target.sharing
+    return replace(request, kv_bytes=min(left, wanted) // page_bytes * page_bytes)
+
+
+def _check_step(num_pages: int) -> None:
+    if num_pages < 2:
+        raise CapacityError(
+            f"the KV pool has {num_pages} pages and needs at least 2: raise device_memory_utilization or kv_cache_memory_bytes",
+            asked=2,
+            available=num_pages,
+        )
+
+
+def _max_model_len(config: EngineConfig, description: Description, longest: int) -> int:
+    allowed = description.facts.max_positions
+    if config.max_model_len is None:
+        return min(allowed, longest)
+    if config.max_model_len > allowed:
+        raise ConfigError(f"max_model_len={config.max_model_len} is above the {allowed} positions that the model has; give at most that")
+    if config.max_model_len > longest:
+        raise CapacityError(
+            f"max_model_len={config.max_model_len} does not fit the KV pool, which holds one sequence of {longest} tokens:"
+            f" give --max-model-len {longest} or less, or the KV cache more memory",
+            asked=config.max_model_len,
+            available=longest,
+        )
+    return config.max_model_len
