@@ -7,7 +7,6 @@ import time
 from functools import partial
 
 import torch
-
 from pagoda.hal.comm import Communicator, Topology
 from pagoda.hal.device import Device
 from pagoda.hal.kv import CacheGroup

@@ -9,7 +9,7 @@ from math import prod
 from pagoda.hal.info import DeviceInfo
 from pagoda.hal.kv import CacheGroup
 from pagoda.hal.memory import MemoryPlan
-from pagoda.hal.table import Choice
+from pagoda.hal.table import Choice, KernelTable
 from pagoda.models.load import Description
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.groups import GroupRule
@@ -69,7 +69,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     for op, facts in dict.fromkeys(description.uses):
         target.table.choose(op, facts)
     usable = sizes.num_pages - 1
-    at_most = min(fit_at(sizes.groups, usable, sizes.max_model_len, config.max_num_batched_tokens), config.max_num_seqs)
+    longest = sizes.max_model_len
     return EnginePlan(
         config=config,
         model=config.model,
@@ -87,10 +87,58 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
         groups=sizes.groups,
         padding=sizes.padding,
         num_pages=usable,
-        tokens=sum(1 for _ in ()) or usable * sizes.max_model_len // max(1, _pages_of(sizes.groups, sizes.max_model_len, config)),
+        tokens=usable * longest // _pages_at(sizes.groups, longest, config.max_num_batched_tokens),
         max_model_len=sizes.max_model_len,
         longest=sizes.longest,
         max_positions=description.facts.max_positions,
-        requests=_requests(sizes, config, at_most),
-        kernels=target.table.explain(),
+        requests=tuple((length, _fit_at(sizes, length, config)) for length in _lengths(longest)),
+        kernels=_kernels(target.table, sizes.groups),
     )
+
+
+def weights_by_part(description: Description) -> dict[str, int]:
+    """Bytes of one rank's weights by part of the model, from the share that each part has of the checkpoint's numbers."""
+    parts: dict[str, float] = {}
+    for path, parameter in description.parameters.items():
+        split = 1 if parameter.role == "replicated" else description.shard.world
+        parts[_part(path)] = parts.get(_part(path), 0.0) + _stored_bytes(description, path, parameter.shape) / split
+    total, bytes_ = sum(parts.values()), description.facts.weight_bytes
+    rounded = {part: int(bytes_ * share / total) for part, share in parts.items()}
+    largest = max(rounded, key=lambda part: rounded[part])
+    rounded[largest] += bytes_ - sum(rounded.values())
+    return rounded
+
+
+def _kernels(table: KernelTable, groups: tuple[CacheGroup, ...]) -> tuple[Choice, ...]:
+    """Every choice but those that were only asked to learn which page sizes there are."""
+    used = {group.tokens_per_page for group in groups}
+    return tuple(choice for choice in table.explain() if getattr(choice.facts, "page_size", None) in {None, *used})
+
+
+def _part(path: str) -> str:
+    words = path.split(".")
+    if words[0] != "layers":
+        return {"embed": "embedding", "head": "head"}.get(words[0], "norms")
+    return {"mixer": "attention", "ff": "feed-forward"}.get(words[2], "norms")
+
+
+def _stored_bytes(description: Description, path: str, shape: tuple[int, ...]) -> float:
+    stored = description.stored.get(path)
+    nbytes = getattr(stored, "nbytes", None)
+    return float(nbytes) if nbytes is not None else float(prod(shape))
+
+
+def _pages_at(groups: tuple[CacheGroup, ...], length: int, ahead: int) -> int:
+    return max(1, sum(GroupRule.of(group).peak_pages(length, ahead) for group in groups))
+
+
+def _fit_at(sizes: Sizes, length: int, config: EngineConfig) -> int:
+    return min(config.max_num_seqs, (sizes.num_pages - 1) // _pages_at(sizes.groups, length, config.max_num_batched_tokens))
+
+
+def _lengths(longest: int) -> tuple[int, ...]:
+    """Powers of four from 256 on, and the longest."""
+    lengths = [256]
+    while lengths[-1] * 4 < longest:
+        lengths.append(lengths[-1] * 4)
+    return (*(length for length in lengths if length < longest), longest)

@@ -125,7 +125,9 @@ def _request(
 ) -> MemoryRequest:
     page_bytes = groups[0].page_bytes
     weights, total_work = description.facts.weight_bytes, sum(work.values())
-    request = MemoryRequest(weights, total_work, page_bytes, config.device_memory_utilization / target.sharing, config.kv_cache_memory_bytes)
+    request = MemoryRequest(
+        weights, total_work, page_bytes, config.device_memory_utilization / target.sharing, config.kv_cache_memory_bytes
+    )
     if config.num_gpu_blocks_override is not None:
         return replace(request, kv_bytes=(config.num_gpu_blocks_override + 1) * page_bytes)
     if request.kv_bytes is not None or Feature.UNIFIED_MEMORY not in target.info.features:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from pagoda.hal.device import Backend, Device
 from pagoda.hal.discovery import choose, find
 from pagoda.hal.info import DeviceInfo
 from pagoda.hal.table import KernelPolicy, KernelTable
-from pagoda.ops.table import kernel_table
+from pagoda.ops.table import candidates, kernel_table
 from pagoda.serving.engine.config import EngineConfig
 
 
@@ -50,4 +51,6 @@ def _described(name: str, model: str, policy: KernelPolicy) -> Target:
     backend, null = find(name), find("null")
     info = backend.describe(model)
     device = null.open(null.describe(model).index)
-    return Target(backend, device, info, kernel_table(backend, info, policy), f"described, not here: {info.vendor} {info.model}")
+    # What is installed here says nothing of the machine that is planned for.
+    kernels = [replace(kernel, needs=replace(kernel.needs, packages=())) for kernel in candidates(backend)]
+    return Target(backend, device, info, KernelTable(info, kernels, policy), f"described, not here: {info.vendor} {info.model}")
