@@ -17,6 +17,7 @@ from pagoda.hal.memory import MemoryKind
 from pagoda.hal.table import KernelTable
 from pagoda.models.blocks.linear import Embedding, Linear
 from pagoda.models.blocks.norm import NormBlock
+from pagoda.models.loaded import Loaded
 from pagoda.models.parallel.shard import Role, Shard, Span
 from pagoda.models.spec import Norm
 from pagoda.ops.linear import EmbeddingFacts
@@ -61,6 +62,7 @@ class Builder:
 
     Attributes:
         parameters, uses, nbytes: what the blocks made so far want: tensors, primitives with their facts, bytes of weights on this rank.
+        loaded: what the weights loaded so far do take.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Builder:
         self.parameters: dict[str, Parameter] = {}
         self.uses: list[tuple[str, Facts]] = []
         self.nbytes = 0
+        self.loaded = Loaded()
         self._refill: list[Callable[[], object]] = []
         self._table_rows: torch.Tensor | None = None
         self._table_bytes = 0.0
@@ -105,6 +108,7 @@ class Builder:
             return None
         stored, index = self.stored[path], tuple(span.index for span in spans)
         tensor = self._place(self.format.plain(stored, dtype, index))
+        self.loaded.add(tensor)
         self._refill.append(lambda: tensor.copy_(self.format.plain(stored, dtype, index)))
         return tensor
 
@@ -179,6 +183,7 @@ class Builder:
         if not self.loading:
             return kernel, None
         packed = kernel.pack(tensors)
+        self.loaded.add(packed)
         if refill:
             self._refill.append(lambda: kernel.pack({name: tensor.to(self.torch_device) for name, tensor in use.load().items()}, packed))
         return kernel, packed

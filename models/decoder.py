@@ -149,6 +149,7 @@ class Decoder:
         if facts is not None:
             self.facts = facts
         self.refill = build.refill
+        self.loaded = build.loaded
         self._table = build.table
         vocab = build.shard.vocab(spec.vocab)
         self._embed = EmbedBlock(build, spec.embed, vocab, spec.width)

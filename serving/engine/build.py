@@ -10,8 +10,8 @@ import torch
 from pagoda.hal.comm import Communicator, Topology
 from pagoda.hal.device import Device
 from pagoda.hal.kv import CacheGroup
-from pagoda.hal.memory import MemoryKind
 from pagoda.hal.table import KernelTable
+from pagoda.models.decoder import Decoder
 from pagoda.models.load import load_model
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.core import EngineCore, Sink
@@ -23,7 +23,7 @@ from pagoda.serving.engine.plan import RunnerFacts
 from pagoda.serving.engine.runner import Runner, RunnerLimits
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
 from pagoda.serving.engine.sizing import describe_model, size
-from pagoda.serving.engine.target import open_target
+from pagoda.serving.engine.target import Target, open_target
 
 log = logging.getLogger("pagoda.engine")
 
@@ -59,13 +59,14 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     communicator = device.communicator(topology) if topology.world > 1 else None
     num_pages = _smallest(communicator, device, sizes.num_pages)
     max_model_len = _smallest(communicator, device, sizes.max_model_len)
-    model = load_model(sizes.description, device, target.table, communicator, config.seed)
+    load = partial(load_model, sizes.description, device, target.table, communicator, config.seed)
+    model = load()
     pages = Pages(device, sizes.groups, num_pages, len(facts.caches))
     pages.bind(model)
-    _check_weights(device, facts.weight_bytes)
-    runner_facts = _facts(config, target.table, device, sizes.groups, num_pages, max_model_len, facts.vocab_size)
+    _check_weights(model.loaded.nbytes, facts.weight_bytes)
+    runner_facts = _facts(config, target, sizes.groups, pages, model, max_model_len)
     limits = RunnerLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len, runner_facts.overlap)
-    runner = Runner(device, target.table, model, pages, runner_facts, limits, model.refill)
+    runner = Runner(device, target.table, model, pages, runner_facts, limits, load)
     log.info("rank %d loaded %s on %s in %.1f s", topology.rank, facts.architecture, device.info.model, time.perf_counter() - began)
     return runner
 
@@ -76,32 +77,24 @@ def _smallest(communicator: Communicator | None, device: Device, number: int) ->
     return -int(communicator.all_reduce(torch.tensor([-number], device=device.torch_device), "max").item())
 
 
-def _check_weights(device: Device, planned: int) -> None:
-    used = device.memory.stats().used[MemoryKind.WEIGHTS.value]
+def _check_weights(used: int, planned: int) -> None:
     if abs(used - planned) > planned / 100:
         log.warning("weights take %d bytes, %d were planned; please report this model", used, planned)
 
 
 def _facts(
-    config: EngineConfig,
-    table: KernelTable,
-    device: Device,
-    groups: tuple[CacheGroup, ...],
-    num_pages: int,
-    max_model_len: int,
-    vocab: int,
+    config: EngineConfig, target: Target, groups: tuple[CacheGroup, ...], pages: Pages, model: Decoder, max_model_len: int
 ) -> RunnerFacts:
-    used = device.memory.stats().used
     return RunnerFacts(
         groups=groups,
-        num_pages=num_pages,
+        num_pages=pages.num_pages,
         max_model_len=max_model_len,
-        vocab_size=vocab,
-        device=device.info.model,
+        vocab_size=model.facts.vocab_size,
+        device=target.info.model,
         overlap=2 if config.async_scheduling else 1,
-        weight_bytes=used[MemoryKind.WEIGHTS.value],
-        kv_bytes=used[MemoryKind.KV.value],
-        kernels=kernel_names(table),
+        weight_bytes=model.loaded.nbytes,
+        kv_bytes=pages.nbytes,
+        kernels=kernel_names(target.table),
     )
 
 

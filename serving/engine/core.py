@@ -217,7 +217,7 @@ class EngineCore:
             self._executor.collective("release", kind=kind)
 
     def _wake(self) -> None:
-        for kind in reversed(self._asleep):
+        for kind in reversed(self._asleep):  # weights before the pages that are bound to them
             self._executor.collective("restore", kind=kind)
         self._asleep = []
 

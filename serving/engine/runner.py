@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ class Runner:
         pages: the KV pool.
         facts: what the scheduler was told.
         limits: sizes of the stable buffers.
-        reload: writes the weights into their places again after they were released, or None.
+        reload: loads the model again after its weights were released, or None.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Runner:
         pages: Pages,
         facts: RunnerFacts,
         limits: RunnerLimits,
-        reload: Callable[[], None] | None = None,
+        reload: Callable[[], Model] | None = None,
     ) -> None:
         self.device, self.model, self.pages, self.facts, self.limits = device, model, pages, facts, limits
         self._reload = reload
@@ -85,7 +86,6 @@ class Runner:
         self._last_tokens = device.memory.alloc(MemoryKind.WORK, (limits.max_num_seqs + 1,), torch.int64).zero_()
         self._tables = self._stable_tables()
         self._captured: dict[tuple[object, ...], Captured] = {}
-        self._released: set[MemoryKind] = set()
         device.synchronize()
 
     @torch.inference_mode()
@@ -105,24 +105,26 @@ class Runner:
         """Start a step and wait for it."""
         return self.launch(plan).wait()
 
-    def release(self, kind: str) -> None:
-        """Drop the bytes of "kv" or "weights" (sleep); no step may run before `restore`."""
+    def release(self, kind: Literal["kv", "weights"]) -> None:
+        """Drop the bytes of the pool or of the weights (sleep); no step may run before `restore`."""
         self.device.synchronize()
-        self._released.add(MemoryKind(kind))
-        self.device.memory.release(MemoryKind(kind))
+        self._captured.clear()
+        if kind == "kv":
+            self.device.memory.release(MemoryKind.KV)
+        else:
+            # Kernels keep weights in forms of their own, so the model goes as a whole.
+            del self.model
+            gc.collect()
+        self.device.memory.trim()
 
-    def restore(self, kind: str) -> None:
-        """Give released bytes back: an empty pool, or the weights read again; unknown and unreleased kinds are an error of ours."""
-        memory = MemoryKind(kind)
-        self._released.remove(memory)
-        kept = self.device.memory.restore(memory)
-        if not kept:
-            self._captured.clear()
-        if memory is MemoryKind.KV:
+    def restore(self, kind: Literal["kv", "weights"]) -> None:
+        """Give released bytes back: an empty pool, or the weights read again."""
+        if kind == "kv":
+            self.device.memory.restore(MemoryKind.KV)
             self.pages.clear()
-            self.pages.bind(self.model)
-        elif memory is MemoryKind.WEIGHTS and self._reload is not None:
-            self._reload()
+        elif self._reload is not None:
+            self.model = self._reload()
+        self.pages.bind(self.model)
         self.device.synchronize()
 
     def memory(self) -> dict[str, int]:

@@ -18,6 +18,15 @@ SPLIT = Use.PENALTY | EDITS | Use.ALLOWED | Use.LOGPROBS
 """Uses whose work depends on how many rows have them: it runs after a captured step, not inside."""
 
 
+OPS = ("sample", "penalize", "apply_token_bitmask", "top_logprobs")
+"""The primitives of sampling."""
+
+
+def sampling_facts(vocab: int) -> SamplingFacts:
+    """Their facts: logits are float32 whatever the model computes in."""
+    return SamplingFacts("float32", vocab)
+
+
 class Logprobs(NamedTuple):
     """Of N tokens, on the device: own logprob `[N]` and rank `[N]`, top-k logprobs and ids `[N, k]`."""
 
@@ -40,16 +49,12 @@ class Sampler:
 
     Args:
         device: where logits lie.
-        table: resolves `sample`, `penalize`, `apply_token_bitmask`, `top_logprobs` for `vocab` float32 logits.
+        table: resolves `OPS` for `vocab` float32 logits.
         slots: number of slots.
     """
 
     def __init__(self, device: Device, table: KernelTable, vocab: int, slots: int) -> None:
-        facts = SamplingFacts("float32", vocab)
-        self._sample = table.resolve("sample", facts).run
-        self._penalize = table.resolve("penalize", facts).run
-        self._bitmask = table.resolve("apply_token_bitmask", facts).run
-        self._top_logprobs = table.resolve("top_logprobs", facts).run
+        self._sample, self._penalize, self._bitmask, self._top_logprobs = (table.resolve(op, sampling_facts(vocab)).run for op in OPS)
         self._counts = TokenCounts(device, vocab, slots)
 
     def admit(self, admission: Admission) -> None:

@@ -17,6 +17,7 @@ from pagoda.models.parallel.shard import Shard
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.groups import GroupRule, resolve_groups
 from pagoda.serving.engine.layout import HEADER_WORDS
+from pagoda.serving.engine.sampler import OPS, sampling_facts
 from pagoda.serving.engine.target import Target
 
 SHARED_KV_BYTES = 4 * 2**30
@@ -51,7 +52,7 @@ class Sizes:
 def describe_model(config: EngineConfig, target: Target, rank: int = 0) -> Description:
     """The model of one rank. Raises `ConfigError`, `ModelError`, `CheckpointError`."""
     checkpoint = open_checkpoint(resolve(config.model, config.revision), config.load_format, config.hf_overrides)
-    return describe(
+    description = describe(
         checkpoint,
         dtype=config.dtype,
         kv_dtype=config.kv_cache_dtype,
@@ -60,6 +61,9 @@ def describe_model(config: EngineConfig, target: Target, rank: int = 0) -> Descr
         quantization=config.quantization,
         table=target.table,
     )
+    for op in OPS:
+        target.table.choose(op, sampling_facts(description.facts.vocab_size))
+    return description
 
 
 def size(config: EngineConfig, target: Target, description: Description) -> Sizes:
@@ -93,7 +97,7 @@ def longest_sequence(groups: tuple[CacheGroup, ...], num_pages: int, ahead: int)
     def fits(tokens: int) -> bool:
         return sum(rule.peak_pages(tokens, ahead) for rule in rules) <= num_pages - 1
 
-    low, high = 0, max(rule.tokens_per_page for rule in rules) * num_pages
+    low, high = 0, 2**31  # beyond, where windows alone are kept, length costs nothing
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
