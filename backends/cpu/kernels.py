@@ -8,10 +8,13 @@ from typing import Any
 
 from pagoda.hal.kernel import Kernel, Needs, Reason
 from pagoda.hal.kv import DTYPE_BYTES
-from pagoda.ops.native.library import TYPES, available
+from pagoda.ops.native.library import QUANT_KINDS, TYPES, available
 
 _NATIVE = "pagoda.backends.cpu.kernels_native:"
 _MORE = "pagoda.backends.cpu.kernels_more:"
+_DOT_ARCHS = frozenset({"x86-64-avx512bf16", "x86-64-amx"})
+"""Architectures that multiply bfloat16 pairs, and are sure to have AVX-512."""
+
 _Question = Callable[[Any], Reason | None]
 _CLAIMS = frozenset({"batch_invariant", "capturable"})
 
@@ -20,6 +23,7 @@ def cpu_kernels() -> tuple[Kernel, ...]:
     """All of them; those that need the native library say so where it is absent."""
     return (
         replace(_native("gemm", "NativeGemm", _pairs("in_features")), packed_bytes=_gemm_bytes),
+        _blocks_kernel(),
         _more("gemm_gguf", "native_decoded", "NativeGemmGgufDecoded", _gemm_bytes, _pairs("in_features")),
         _more("moe_mlp", "native_grouped", "NativeMoeMlp", _moe_bytes, _pairs("width"), _pairs("hidden")),
         _native("rms_norm", "NativeRmsNorm"),
@@ -47,6 +51,18 @@ def _more(
     return replace(
         kernel, name=name, implementation=_MORE + implementation, packed_bytes=packed_bytes, claims=frozenset({"batch_invariant"})
     )
+
+
+def _blocks_kernel() -> Kernel:
+    needs = Needs(archs=_DOT_ARCHS, dtypes=frozenset({"bfloat16"}), facts={"kind": tuple(QUANT_KINDS)})
+    kernel = _more("gemm_gguf", "native", "NativeGemmGguf", _block_bytes)
+    return replace(kernel, needs=needs, rank=20.0)
+
+
+def _block_bytes(facts: Any) -> int:
+    narrow, minimum = facts.kind in ("Q4_0", "Q4_1", "IQ4_NL"), facts.kind in ("Q4_1", "Q5_1")
+    groups = -(-facts.out_features // 32)
+    return groups * (facts.in_features // 32 * ((512 if narrow else 1024) + 64 * (1 + minimum)) + 128 * facts.bias)
 
 
 def _packed(dtype: str, inner: int, outer: int, bias: bool) -> int:

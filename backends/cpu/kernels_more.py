@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,54 @@ from pagoda.ops.gguf.types import GgmlType
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_gguf import GemmGgufFacts
 from pagoda.ops.moe import MoeMlpFacts
-from pagoda.ops.native.library import Native, load
+from pagoda.ops.native.library import QUANT_KINDS, Native, QuantArgs, load
+
+_threads = torch.get_num_threads
+
+
+class PackedBlocks:
+    """A weight in blocks of 4 or 8 bits, repacked for the products, and the structure that describes it."""
+
+    __slots__ = ("args", "handle", "outer", "tensors")
+
+    def __init__(self, facts: GemmGgufFacts, native: Native) -> None:
+        padded = -(-facts.out_features // 32) * 32
+        bias = torch.zeros(padded, dtype=torch.float32) if facts.bias else None
+        self.args = QuantArgs(
+            facts.in_features, facts.out_features, QUANT_KINDS[facts.kind], 0, None, None if bias is None else bias.data_ptr()
+        )
+        self.handle = ctypes.addressof(self.args)
+        weight = torch.empty(native.quant_bytes(self.handle), dtype=torch.uint8)
+        self.args.weight = weight.data_ptr()
+        self.tensors, self.outer = (weight, bias), facts.out_features
+
+
+class NativeGemmGguf(PlainKernel):
+    """`gemm_gguf` with the blocks as they are, 4 or 8 bits a weight: products with the codes are exact, scales come after."""
+
+    facts: GemmGgufFacts
+
+    def __init__(self, facts: GemmGgufFacts, native: Native | None = None) -> None:
+        super().__init__(facts)
+        self._native = native or load()
+        self._gemm = self._native.quant_gemm
+
+    def pack(self, weights: Mapping[str, torch.Tensor], out: Any | None = None) -> PackedBlocks:
+        packed = out or PackedBlocks(self.facts, self._native)
+        blocks = weights["weight"].contiguous()
+        self._native.quant_pack(packed.handle, blocks.data_ptr(), blocks.shape[1], packed.args.weight)
+        if self.facts.bias:
+            packed.tensors[1][: self.facts.out_features].copy_(weights["bias"])
+        return packed
+
+    def run(self, packed: PackedBlocks, x: torch.Tensor) -> torch.Tensor:
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        rows, outer = x.shape[0], packed.outer
+        out = torch.empty((rows, outer), dtype=x.dtype)
+        if rows:
+            self._gemm(packed.handle, x.data_ptr(), x.stride(0), rows, out.data_ptr(), outer, _threads())
+        return out
 
 
 class NativeGemmGgufDecoded(NativeGemm):

@@ -16,6 +16,14 @@ struct PgGemm {
   const float* bias;  // padded to groups, or null
 };
 
+// A weight of 4 or 8 bits in blocks of 32, repacked by `quant_pack`; `kind` as in `quant.h`.
+struct PgQuant {
+  int64_t inner, outer;
+  int32_t kind, reserved;
+  const void* weight;
+  const float* bias;  // padded to groups of 32, or null
+};
+
 // Static facts of an attention layer. window, chunk: 0 for none. softcap: 0 for none.
 struct PgAttention {
   int32_t type, kv_type;
@@ -58,4 +66,7 @@ struct PgTable {
   void (*argmax)(const void* x, int64_t stride, int type, int64_t rows, int64_t width, int64_t* out, int threads);
   // weights[i] = e^((x[i] − top) · factor); their sum is returned.
   double (*exp_row)(const void* x, int type, int64_t width, float top, float factor, float* weights);
+  int64_t (*quant_bytes)(const PgQuant*);
+  void (*quant_pack)(const PgQuant*, const void* blocks, int64_t row_bytes, void* packed);
+  void (*quant_gemm)(const PgQuant*, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads);
 };

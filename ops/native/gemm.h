@@ -38,13 +38,13 @@ static void pack(const PgGemm* g, const void* source, int64_t stride, void* pack
 
 // Sums, bias added, as the output wants them; columns past the last are dropped.
 template <class T>
-PG_INLINE void emit(const PgGemm* g, int64_t rows, int64_t first_column, int64_t columns, const float* sums, int64_t ldc, T* out,
+PG_INLINE void emit(const float* bias, int64_t outer, int64_t rows, int64_t first_column, int64_t columns, const float* sums, int64_t ldc, T* out,
                     int64_t out_stride) {
-  if (first_column + columns > g->outer) columns = g->outer - first_column;
+  if (first_column + columns > outer) columns = outer - first_column;
   for (int64_t r = 0; r < rows; r++)
     for (int64_t c = 0; c < columns; c += W) {
       vf v = load(sums + r * ldc + c);
-      if (g->bias) v += load(g->bias + first_column + c);
+      if (bias) v += load(bias + first_column + c);
       T* target = out + r * out_stride + first_column + c;
       if (c + W <= columns)
         store(target, v);
@@ -75,7 +75,7 @@ static void gemm_part(const PgGemm* g, const typename K::A* x, int64_t x_stride,
         else
           multiply<K>(count, groups, x + m * x_stride + k, x_stride, weight + n * group + k * GROUP, group, depth, sums, ldc, k > 0);
       }
-      emit(g, count, n * GROUP, groups * GROUP, sums, ldc, out + m * out_stride, out_stride);
+      emit(g->bias, g->outer, count, n * GROUP, groups * GROUP, sums, ldc, out + m * out_stride, out_stride);
     }
   }
 }

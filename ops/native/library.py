@@ -31,6 +31,16 @@ class GemmArgs(Structure):
     _fields_ = (("inner", c_int64), ("outer", c_int64), ("type", c_int32), ("reserved", c_int32), ("weight", c_void_p), ("bias", c_void_p))
 
 
+class QuantArgs(Structure):
+    """`PgQuant`: a weight in blocks of 4 or 8 bits."""
+
+    _fields_ = (("inner", c_int64), ("outer", c_int64), ("kind", c_int32), ("reserved", c_int32), ("weight", c_void_p), ("bias", c_void_p))
+
+
+QUANT_KINDS = {"Q4_0": 0, "Q4_1": 1, "Q5_0": 2, "Q5_1": 3, "Q8_0": 4, "IQ4_NL": 5}
+"""ggml block formats that `quant_gemm` computes with, and their codes there."""
+
+
 class AttentionArgs(Structure):
     """`PgAttention`: static facts of a layer."""
 
@@ -70,6 +80,9 @@ _FUNCTIONS: dict[str, Any] = {
     "activation": CFUNCTYPE(None, _P, _N, c_int, c_int, c_int, c_float, c_float, c_float, _N, _N, _P, c_int),
     "argmax": CFUNCTYPE(None, _P, _N, c_int, _N, _N, _P, c_int),
     "exp_row": CFUNCTYPE(c_double, _P, c_int, _N, c_float, c_float, _P),
+    "quant_bytes": CFUNCTYPE(_N, _P),
+    "quant_pack": CFUNCTYPE(None, _P, _P, _N, _P),
+    "quant_gemm": CFUNCTYPE(None, _P, _P, _N, _N, _P, _N, c_int),
 }
 """Members of `PgTable` after its name, in order; their arguments are described in `api.h`."""
 

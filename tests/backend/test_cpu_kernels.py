@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 import pytest
 import torch  # before the library: they share one OpenMP runtime
+from pagoda.backends.cpu.backend import CpuBackend
 from pagoda.backends.cpu.kernels import cpu_kernels
 from pagoda.hal.kernel import Kernel
+from pagoda.ops.attention import PagedBatch
+from pagoda.ops.cases.attention import attention_case, facts_of
 from pagoda.ops.check import check_kernel
+from pagoda.ops.linear import GemmFacts
 from pagoda.ops.native.library import ISAS, available, here, load
+from pagoda.ops.op import Case
 from pagoda.ops.registry import ALL_OPS
 
+INFO = CpuBackend().describe()
 KERNELS = {f"{kernel.op}={kernel.name}": kernel for kernel in cpu_kernels()}
-NATIVE = sorted(name for name, kernel in KERNELS.items() if kernel.name.startswith("native"))
+USES = [(name, dtype) for name, kernel in sorted(KERNELS.items()) for dtype in sorted(kernel.needs.dtypes)]
+ANYWHERE = [(name, dtype) for name, dtype in USES if not KERNELS[name].needs.archs]
 
 
 class ForIsa(Kernel):
@@ -31,22 +41,71 @@ def test_the_library_is_built() -> None:
     assert here()[-1] == "baseline"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", sorted(KERNELS))
+@pytest.mark.parametrize(("name", "dtype"), USES)
 def test_kernel_matches_oracle(name: str, dtype: str) -> None:
     kernel = KERNELS[name]
-    report = check_kernel(kernel, ALL_OPS[kernel.op], dtype=dtype)
+    report = check_kernel(kernel, ALL_OPS[kernel.op], dtype=dtype, info=INFO)
+    if kernel.needs.archs and INFO.arch not in kernel.needs.archs:
+        assert report.ran == 0 and len(report.refused) == 1
+        return
     assert report.ran > 5, report.refused
     assert not report.failures, str(report)
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("isa", [isa for isa in ISAS if isa in here()])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize(("name", "dtype"), ANYWHERE)
 def test_every_instruction_set_matches_oracle(name: str, isa: str, dtype: str) -> None:
     kernel = KERNELS[name]
     bound = ForIsa(**{**vars(kernel), "name": isa})
     report = check_kernel(bound, ALL_OPS[kernel.op], dtype=dtype, seed=1)
     assert report.ran > 5, report.refused
     assert not report.failures, str(report)
+
+
+def test_attention_is_the_same_however_it_is_cut() -> None:
+    """Chunks of a prompt, one token at a time, and any number of threads give the same bits, split decoding included."""
+    gen = torch.Generator().manual_seed(0)
+    for extra in ({}, {"window": 100}, {"sinks": True, "softcap": 5.0}, {"alibi": True}):
+        facts = facts_of("bfloat16", (6, 2), **extra)
+        whole = attention_case(gen, facts, "whole", [(700, 700)], layout="pool")
+        kernel = KERNELS["paged_attention=native"].load(facts)
+        with _threads(1):
+            expected = kernel.run(*whole.args)
+        for threads, cuts in ((3, (1, 2, 300, 301, 650, 699)), (2, tuple(range(660, 700)))):
+            with _threads(threads):
+                _assert_chunks_equal(kernel, whole, expected, [0, *cuts, 700])
+
+
+def _assert_chunks_equal(kernel: Any, whole: Case, expected: torch.Tensor, edges: list[int]) -> None:
+    q, k, v, batch, _, sinks, slopes = whole.args
+    for start, end in itertools.pairwise(edges):
+        # Later keys are there already, and must not be seen.
+        chunk = PagedBatch(
+            torch.tensor([0, end - start]).int(), torch.tensor([end]).int(), batch.block_table, batch.slots[start:end], end - start, end
+        )
+        assert torch.equal(kernel.run(q[start:end], k, v, chunk, None, sinks, slopes), expected[start:end]), (start, end)
+
+
+def test_products_are_the_same_for_any_rows_and_threads() -> None:
+    gen = torch.Generator().manual_seed(0)
+    for dtype in (torch.bfloat16, torch.float32):
+        weight, x = torch.randn(200, 3000, generator=gen).to(dtype), torch.randn(300, 3000, generator=gen).to(dtype)
+        kernel = KERNELS["gemm=native"].load(GemmFacts(str(dtype).removeprefix("torch."), 3000, 200))
+        packed = kernel.pack({"weight": weight})
+        with _threads(1):
+            expected = kernel.run(packed, x)
+        for threads in (2, 5, 16):
+            with _threads(threads):
+                for rows in (1, 2, 5, 7, 13, 100, 300):
+                    assert torch.equal(kernel.run(packed, x[:rows]), expected[:rows]), (threads, rows)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
