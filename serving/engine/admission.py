@@ -1,24 +1,15 @@
-"""Admission: a waiting sequence gets a slot and the pages that are already there for it (prefix, parent, elsewhere)."""
+"""Admission: a waiting sequence gets a slot and the pages that are already there for it (prefix, sibling, elsewhere)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from pagoda.serving.engine.ledger import Ledger
-from pagoda.serving.engine.plan import Admission, IntArray, PageCopies
-from pagoda.serving.engine.prefix import Hit
+from pagoda.serving.engine.plan import Admission, PageCopies
 from pagoda.serving.engine.sequence import NO_SLOT, Sequence, State
+from pagoda.serving.engine.starts import Start, StartFinder
 from pagoda.serving.engine.transfer.connector import PageJob
-
-
-class Start(NamedTuple):
-    """Where a sequence begins: tokens whose KV is there, their shared pages per group, and per group a page to copy (0: none)."""
-
-    length: int
-    pages: tuple[IntArray, ...]
-    partial: tuple[int, ...]
 
 
 @dataclass
@@ -42,6 +33,7 @@ class Admitter:
 
     def __init__(self, ledger: Ledger, *, caching: bool, chunked: bool, threshold: int) -> None:
         self._ledger = ledger
+        self._starts = StartFinder(ledger, caching)
         self._caching = caching
         self._chunked = chunked
         self._threshold = threshold if chunked else 0
@@ -65,7 +57,9 @@ class Admitter:
     def _admit(self, sequence: Sequence, budget: int, admitted: Admitted) -> int | None:
         """Tokens given to the front of the queue, 0 when it waits for a load first; None when it has to stay."""
         ledger = self._ledger
-        start = self._from_parent(sequence, admitted) or self._from_prefix(sequence)
+        start = self._starts.find(sequence, admitted.slots)
+        if start is None:
+            return None
         remote = self._remote_units(sequence, start)
         behind = len(sequence.tokens) - start.length
         count = min(behind, budget, self._threshold or behind)
@@ -93,7 +87,6 @@ class Admitter:
             if source:
                 admitted.sources.append(source)
                 admitted.targets.append(int(ledger.tables.tables[group][slot, len(start.pages[group])]))
-        sequence.parent = None  # from here on their tokens differ
         ledger.run(sequence)
         admitted.slots.append(slot)
         admitted.counts.append(count)
@@ -127,33 +120,6 @@ class Admitter:
             ledger.tables.adopt(slot, group, pages)
         return slot
 
-    def _from_prefix(self, sequence: Sequence) -> Start:
-        ledger = self._ledger
-        longest = len(sequence.tokens) - 1
-        if not self._caching or sequence.wants_prompt_logprobs:
-            longest = 0
-        if longest >= ledger.index.unit:
-            ledger.index.extend(sequence.digests, sequence.request.root, sequence.tokens)
-        hit: Hit = ledger.index.find(sequence.digests, longest)
-        return Start(hit.length, hit.pages, (0,) * len(ledger.rules))
-
-    def _from_parent(self, sequence: Sequence, admitted: Admitted) -> Start | None:
-        """All but the last token lie in the pages of a parent that still runs: share the full ones, copy the last."""
-        ledger, parent, length = self._ledger, sequence.parent, len(sequence.tokens) - 1
-        if parent is None or parent.slot == NO_SLOT or parent.slot in admitted.slots or sequence.wants_prompt_logprobs:
-            return None
-        if ledger.slots.computed[parent.slot] < length:
-            return None
-        pages, partial = [], []
-        for group, rule in enumerate(ledger.rules):
-            first, full = rule.first_page(length), length // rule.tokens_per_page
-            if ledger.tables.first[group][parent.slot] > first:
-                return None
-            table = ledger.tables.tables[group][parent.slot]
-            pages.append(np.where(np.arange(full) >= first, table[:full], 0).astype(np.int32))
-            partial.append(int(table[full]) if length % rule.tokens_per_page else 0)
-        return Start(length, tuple(pages), tuple(partial))
-
     def _fits(self, sequence: Sequence, start: Start, count: int) -> bool:
         """Whether the whole known length fits: a prompt that is let in by halves would only be preempted."""
         ledger, need = self._ledger, 0
@@ -182,7 +148,7 @@ class Admitter:
                 still.append(first)
                 continue
             for sibling in first.request.sequences[1:]:
-                if sibling.state is State.WAITING_PARENT:
+                if sibling.state is State.WAITING_SIBLING:
                     ledger.waiting.push(sibling)
         ledger.spawning = still
 

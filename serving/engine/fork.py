@@ -23,7 +23,7 @@ def fork_sequence(ledger: Ledger, parent: Sequence, token: int | None) -> Sequen
         tokens = np.append(tokens, np.int32(token))
     if len(tokens) >= parent.limit:
         raise RequestError(f"sequence {parent.index} has {len(tokens)} tokens of at most {parent.limit}: no room for a fork")
-    child = Sequence(request, request.born, tokens, parent.limit, parent=parent, digests=list(parent.digests))
+    child = Sequence(request, request.born, tokens, parent.limit, digests=list(parent.digests))
     request.born += 1
     request.sequences.append(child)
     request.unfinished += 1

@@ -177,9 +177,7 @@ class Scheduler:
             request.params = replace(params, temperature=0.0, n=1, logprobs=min(search.looked_at, self._facts.vocab_size))
             request.beams = Beams(search, params.logprobs)
         prompt, count = as_tokens(source.prompt), request.params.n
-        request.sequences = [Sequence(request, index, prompt, limit, State.WAITING_PARENT) for index in range(count)]
-        for sibling in request.sequences[1:]:
-            sibling.parent = request.sequences[0]
+        request.sequences = [Sequence(request, index, prompt, limit, State.WAITING_SIBLING) for index in range(count)]
         request.born = request.unfinished = count
         return request
 

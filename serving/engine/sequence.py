@@ -24,7 +24,7 @@ class State(Enum):
     WAITING_REMOTE_KV = "waiting_remote_kv"
     WAITING_GRAMMAR = "waiting_grammar"
     WAITING_ENCODER = "waiting_encoder"
-    WAITING_PARENT = "waiting_parent"
+    WAITING_SIBLING = "waiting_sibling"
     RUNNING = "running"
     PREEMPTING = "preempting"
     FINISHED = "finished"
@@ -70,7 +70,6 @@ class Sequence:
         tokens: prompt and output while it has no slot; the slots' arrays hold them while it has one.
         slot: its slot, or NO_SLOT.
         digests: the hash chain over its tokens, as far as it was needed.
-        parent: the sequence whose pages it may share when it begins.
     """
 
     request: Request
@@ -80,7 +79,6 @@ class Sequence:
     state: State = State.WAITING
     slot: int = NO_SLOT
     digests: list[bytes] = field(default_factory=list)
-    parent: Sequence | None = None
 
     @property
     def live(self) -> bool:
