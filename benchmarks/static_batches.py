@@ -68,7 +68,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     path = default_gguf()
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True))
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
     rates: dict[str, list[float]] = {"pagoda": [], "transformers": []}
     with LLM(dtype="bfloat16", max_num_seqs=options.requests, enable_prefix_caching=False, kv_cache_memory_bytes=1 << 30) as llm:
         run_pagoda(llm, jobs(2, 32, 8, seed=99))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import random
 import sys
 import tempfile
 import time
@@ -97,7 +98,34 @@ def parity(options: argparse.Namespace) -> dict[str, Any]:
     return {"ok": bool(rows) and all(row["passed"] for row in rows), "checkpoints": rows}
 
 
-STEPS: dict[str, Step] = {"kernels": kernels, "parity": parity}
+def shape(options: argparse.Namespace) -> dict[str, Any]:
+    """A 0.6 B model with dummy weights: greedy tokens do not depend on the company that a request runs in."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from gpu_workloads import DummyEngine
+
+    draw = random.Random(0)
+    prompts = [draw.choices(range(10, SHAPE["vocab_size"]), k=length) for length in (5, 64, 300, 33)]
+    start = time.perf_counter()
+    with DummyEngine(SHAPE, device=options.device, dtype="float32", max_model_len=1024, kv_cache_memory_bytes=1 << 30) as engine:
+        loaded = time.perf_counter() - start
+        alone = [engine.tokens([prompt], 24, temperature=0)[0] for prompt in prompts]
+        together = engine.tokens(prompts, 24, temperature=0)
+        start = time.perf_counter()
+        counts = engine.generate(prompts * 8, 64)
+        rate = sum(counts) / (time.perf_counter() - start)
+        kernels = engine.facts.kernels
+    print(f"loaded in {loaded:.1f} s, {rate:.0f} tok/s with 32 requests; {kernels}", flush=True)
+    ok = alone == together and counts == [64] * 32
+    return {"ok": ok, "start_s": loaded, "tok_s": rate, "equal": [a == b for a, b in zip(alone, together, strict=True)], "kernels": kernels}
+
+
+SHAPE = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072,
+    "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu",
+    "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "attention_bias": False, "tie_word_embeddings": True,
+}  # fmt: skip
+
+STEPS: dict[str, Step] = {"kernels": kernels, "parity": parity, "shape": shape}
 
 if __name__ == "__main__":
     sys.exit(main())

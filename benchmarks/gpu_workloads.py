@@ -1,0 +1,111 @@
+"""The shared accelerator workloads against this engine in process: `python benchmarks/gpu_workloads.py --bench DIR --model NAME …`.
+
+DIR holds `workloads.py`, `workloads.json` and `models/`. Weights are dummy; prompts are random; nothing of the server is needed.
+Writes engine, model, versions and the workloads' results as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+import torch
+from pagoda.serving.engine.build import engine_starter
+from pagoda.serving.engine.config import EngineConfig
+from pagoda.serving.engine.inprocess_client import InProcessClient
+from pagoda.serving.engine.messages import EngineRequest
+from pagoda.serving.engine.params import SamplingParams
+
+
+class DummyEngine:
+    """An engine with dummy weights of a plain configuration, and the one callable that the workloads need."""
+
+    def __init__(self, config: dict[str, Any], **settings: Any) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        Path(self._folder.name, "config.json").write_text(json.dumps(config))
+        self._config = EngineConfig(model=self._folder.name, load_format="dummy", **settings)
+        self._loop = asyncio.new_event_loop()
+        self._count = 0
+
+    def __enter__(self) -> Self:
+        self._client = self._loop.run_until_complete(InProcessClient.start(engine_starter(self._config)))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._loop.run_until_complete(self._client.close())
+        self._loop.close()
+        self._folder.cleanup()
+
+    @property
+    def facts(self) -> Any:
+        return self._client.facts
+
+    def tokens(self, prompts: list[list[int]], output_len: int, temperature: float = 1.0) -> list[list[int]]:
+        """Run all prompts to exactly `output_len` new tokens each."""
+        return self._loop.run_until_complete(self._all(prompts, output_len, temperature))
+
+    def generate(self, prompts: list[list[int]], output_len: int) -> list[int]:
+        return [len(tokens) for tokens in self.tokens(prompts, output_len)]
+
+    async def _all(self, prompts: list[list[int]], output_len: int, temperature: float) -> list[list[int]]:
+        return await asyncio.gather(*(self._one(prompt, output_len, temperature) for prompt in prompts))
+
+    async def _one(self, prompt: list[int], output_len: int, temperature: float) -> list[int]:
+        self._count += 1
+        params = SamplingParams(temperature=temperature, max_tokens=output_len, ignore_eos=True, detokenize=False)
+        found: list[int] = []
+        async for delta in self._client.generate(EngineRequest(f"request-{self._count}", tuple(prompt), params)):
+            for sequence in delta.sequences:
+                found.extend(sequence.token_ids)
+        return found
+
+
+def load_workloads(folder: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("workloads", folder / "workloads.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["workloads"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bench", type=Path, required=True)
+    parser.add_argument("--model", default="qwen3-0.6b")
+    parser.add_argument("--workloads", default="W1,W2,W3")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--deadline", type=float, help="seconds after which workloads are skipped")
+    parser.add_argument("--out", type=Path, default=Path("gpu-workloads.json"))
+    options = parser.parse_args()
+    workloads = load_workloads(options.bench)
+    spec = workloads.load_spec(options.bench / "workloads.json")
+    start = time.perf_counter()
+    result: dict[str, Any] = {
+        "engine": "pagoda", "model": options.model, "torch": torch.__version__, "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"), "workloads": {},
+    }  # fmt: skip
+
+    def save(name: str, value: Any) -> None:
+        result["workloads"][name] = value
+        options.out.write_text(json.dumps(result, indent=1))
+
+    config = workloads.model_config(spec, options.model)
+    with DummyEngine(config, device=options.device, max_model_len=8192, max_num_seqs=512, max_num_batched_tokens=8192) as engine:
+        result["device"], result["start_s"] = engine.facts.device, time.perf_counter() - start
+        deadline = None if options.deadline is None else start + options.deadline
+        names = options.workloads.split(",")
+        workloads.run_all(spec, options.model, names, engine.generate, lambda line: print(line, flush=True), save, deadline)
+
+
+if __name__ == "__main__":
+    main()
