@@ -68,7 +68,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     path = default_gguf()
-    model = AutoModelForCausalLM.from_pretrained(
+    quantization = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16, quantization_config=quantization)
         path.parent, gguf_file=path.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
     )
     rates: dict[str, list[float]] = {"pagoda": [], "transformers": []}
