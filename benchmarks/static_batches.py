@@ -70,8 +70,6 @@ def main() -> None:
     path = default_gguf()
     quantization = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16, quantization_config=quantization)
-        path.parent, gguf_file=path.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-    )
     rates: dict[str, list[float]] = {"pagoda": [], "transformers": []}
     with LLM(dtype="bfloat16", max_num_seqs=options.requests, enable_prefix_caching=False, kv_cache_memory_bytes=1 << 30) as llm:
         run_pagoda(llm, jobs(2, 32, 8, seed=99))
