@@ -81,7 +81,7 @@ def load_workloads(folder: Path) -> ModuleType:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bench", type=Path, required=True)
-    parser.add_argument("--model", default="qwen3-0.6b")
+    parser.add_argument("--model", default="qwen3-0.6b-bf16")
     parser.add_argument("--workloads", default="W1,W2,W3")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--deadline", type=float, help="seconds after which workloads are skipped")
@@ -100,7 +100,8 @@ def main() -> None:
         options.out.write_text(json.dumps(result, indent=1))
 
     config = workloads.model_config(spec, options.model)
-    with DummyEngine(config, device=options.device, max_model_len=8192, max_num_seqs=512, max_num_batched_tokens=8192) as engine:
+    settings = {"device": options.device, "dtype": spec["models"][options.model]["dtype"], **spec["engine"]}
+    with DummyEngine(config, max_num_batched_tokens=8192, **settings) as engine:
         result["device"], result["start_s"] = engine.facts.device, time.perf_counter() - start
         deadline = None if options.deadline is None else start + options.deadline
         names = options.workloads.split(",")
