@@ -73,6 +73,8 @@ def decode_into(out: torch.Tensor, data: torch.Tensor, kind: GgmlType, elements_
 
     The working memory is bounded by `elements_at_once`, whatever the tensor is: it stays in the cache of a processor.
     """
+    if out.is_meta:
+        return out
     step = max(1, elements_at_once // max(1, out.shape[-1]))
     for start in range(0, out.shape[0], step):
         out[start : start + step].copy_(decode(data[start : start + step], kind))
