@@ -101,7 +101,7 @@ class Kernel:
         accepts: the rest of the question, asked once at resolution.
         rank: measured preference for these facts (a lookup in a table that a benchmark in the tree makes); highest wins.
         claims: what conformance may hold it to: "batch_invariant", "capturable".
-        packed_bytes: bytes that `pack` keeps of one use, where they differ from those of its inputs.
+        packed_bytes: bytes that `pack` keeps of one use, when it keeps tensors of its own and none of its inputs.
         needs_host_lengths: `plan` reads exact lengths on the host, which bars multi-step replays.
     """
 

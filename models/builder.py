@@ -154,7 +154,7 @@ class Builder:
         if len(uses) > 1 or uses[0].nbytes != self._table_bytes * len(vocab):
             return Linear([self._piece(use) for use in uses])
         shared = {"weight": self._table_rows[: len(vocab)]} if self._table_rows is not None else {}
-        return Linear([self._packed(uses[0], shared, refill=False)])
+        return Linear([self._packed(uses[0], shared, shared=True)])
 
     def norm(self, path: str, norm: Norm | None, width: int, role: Role = "replicated") -> NormBlock | None:
         if norm is None:
@@ -175,23 +175,26 @@ class Builder:
 
     def _load(self, use: FormatUse) -> dict[str, torch.Tensor]:
         self.nbytes += use.nbytes
-        return {name: self._place(tensor) for name, tensor in use.load().items()} if self.loading else {}
+        if not self.loading:
+            return {}
+        # What a kernel repacks goes straight into its layout; the rest stays where it is put.
+        place = self._place if self._chosen_bytes(use) is None else self._move
+        return {name: place(tensor) for name, tensor in use.load().items()}
 
-    def _packed(self, use: FormatUse, tensors: Mapping[str, torch.Tensor], refill: bool = True) -> tuple[KernelRun, Any]:
-        kernel = self.kernel(use.op, use.facts)
-        self._count_packed(use, refill)
+    def _packed(self, use: FormatUse, tensors: Mapping[str, torch.Tensor], shared: bool = False) -> tuple[KernelRun, Any]:
+        """`shared`: `tensors` belong to another use, which is refilled before this one."""
+        kernel, packed_bytes = self.kernel(use.op, use.facts), self._chosen_bytes(use)
+        if packed_bytes is not None:
+            self.nbytes += packed_bytes(use.facts) - (0 if shared else use.nbytes)
         if not self.loading:
             return kernel, None
         packed = kernel.pack(tensors)
         self.loaded.add(packed)
-        if refill:
-            self._refill.append(lambda: kernel.pack({name: tensor.to(self.torch_device) for name, tensor in use.load().items()}, packed))
+        if not shared:
+            self._refill.append(lambda: kernel.pack({name: self._move(tensor) for name, tensor in use.load().items()}, packed))
+        elif packed_bytes is not None:
+            self._refill.append(lambda: kernel.pack(tensors, packed))
         return kernel, packed
-
-    def _count_packed(self, use: FormatUse, own: bool) -> None:
-        packed_bytes = self._chosen_bytes(use)
-        if packed_bytes is not None:
-            self.nbytes += packed_bytes(use.facts) - (use.nbytes if own else 0)
 
     def _chosen_bytes(self, use: FormatUse) -> Callable[[Facts], int] | None:
         if self.table is None:
@@ -205,6 +208,9 @@ class Builder:
     def torch_device(self) -> torch.device:
         assert self.device is not None
         return self.device.torch_device
+
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.torch_device)
 
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self.device is not None

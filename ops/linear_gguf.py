@@ -62,7 +62,7 @@ class GemmGgufDequantised(PlainKernel):
         packed = out or {"weight": torch.empty(self.facts.out_features, self.facts.in_features, dtype=dtype, device=blocks.device)}
         decode_into(packed["weight"], blocks, GgmlType[self.facts.kind])
         if self.facts.bias:
-            packed["bias"] = weights["bias"] if out is None else out["bias"].copy_(weights["bias"])
+            packed["bias"] = weights["bias"].clone() if out is None else out["bias"].copy_(weights["bias"])
         return packed
 
     def run(self, packed: Any, x: torch.Tensor) -> torch.Tensor:

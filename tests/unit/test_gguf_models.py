@@ -51,11 +51,11 @@ MODELS = {
 PROMPT = torch.randint(0, 96, (40,), generator=torch.Generator().manual_seed(7)).tolist()
 
 
-def make(name: str) -> transformers.PreTrainedModel:
+def make(name: str, seed: int = 0) -> transformers.PreTrainedModel:
     stem, settings = MODELS[name]
     text = "Text" if stem == "Gemma3" else ""
     config = getattr(transformers, f"{stem}{text}Config")(**settings, bos_token_id=1, eos_token_id=2)
-    torch.manual_seed(len(name))
+    torch.manual_seed(len(name) + seed)
     model = getattr(transformers, f"{stem}{'LMHeadModel' if stem == 'GPT2' else 'ForCausalLM'}")._from_config(
         config, attn_implementation="eager"
     )
@@ -170,3 +170,20 @@ def test_the_default_model_has_the_logits_that_transformers_finds() -> None:
     ((tokens, _),) = run.generate([prompt], 8)
     assert tokens == model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0, len(prompt) :].tolist()
     assert tokens[0] == 7042  # " Paris"
+
+
+@pytest.mark.parametrize("name", ["llama tied, biases", "mixtral"])
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_planned_bytes_are_used_and_new_weights_reach_every_kernel(name: str, kind: str, tmp_path: Path) -> None:
+    backend = find("cpu")
+    device = backend.open(0)
+    table = kernel_table(backend, device.info)
+    path = write_gguf(make(name), tmp_path / "model.gguf", kind)
+    model = load_model(describe(open_checkpoint(path), dtype="float32", table=table), device, table)
+    assert model.loaded.nbytes == pytest.approx(model.facts.weight_bytes, rel=0.01)
+    run = DirectRun(model, device, 1, 64)
+    run.step([(0, PROMPT)])
+    write_gguf(make(name, seed=5), path, kind)
+    model.refill()
+    run.lengths[0] = 0
+    assert torch.equal(run.logits(run.step([(0, PROMPT)]).hidden), ours(path))
