@@ -186,9 +186,15 @@ def _smollm3(metadata: Metadata) -> dict[str, Any]:
     return _decoder(metadata, "SmolLM3ForCausalLM", "smollm3") | {"no_rope_layers": with_rope, "attention_bias": False, "mlp_bias": False}
 
 
+def _gemma1(metadata: Metadata) -> dict[str, Any]:
+    config = _decoder(metadata, "GemmaForCausalLM", "gemma")
+    config["hidden_activation"] = config["hidden_act"] = "gelu_pytorch_tanh"
+    return config | {"attention_bias": False}
+
+
 def _gemma(metadata: Metadata, architecture: str, model_type: str) -> dict[str, Any]:
     config = _decoder(metadata, architecture, model_type)
-    config["hidden_activation"] = config.pop("hidden_act").replace("silu", "gelu_pytorch_tanh")
+    config["hidden_activation"] = config["hidden_act"] = "gelu_pytorch_tanh"
     # The largest models divide by the width per head; the format says so only in newer files.
     largest = metadata.get("block_count") in (46, 62)
     by_size = config["hidden_size"] / config["num_attention_heads"] if largest else config["head_dim"]
@@ -247,6 +253,7 @@ ARCHITECTURES: Mapping[str, Callable[[Metadata], dict[str, Any]]] = {
     "qwen3": _qwen3,
     "qwen3moe": _qwen3_moe,
     "smollm3": _smollm3,
+    "gemma": _gemma1,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "phi3": _phi3,

@@ -45,6 +45,8 @@ def gguf_rules(architecture: str, config: Mapping[str, Any]) -> tuple[Rule, ...]
             return (*_rotary_rows(config), *_named(PRE_NORMS | ATTENTION | MLP))
         case "qwen3moe":
             return (*_qwen_experts(config), *_named(PRE_NORMS | ATTENTION | QK_NORM))
+        case "gemma":
+            return (*_norms_without_one(PRE_NORMS), *_named(PRE_NORMS | ATTENTION | MLP))
         case "gemma2" | "gemma3":
             return (*_norms_without_one(SANDWICH), *_named(SANDWICH | ATTENTION | QK_NORM | MLP))
         case "phi3":

@@ -34,15 +34,13 @@ def fields(b: torch.Tensor, shifts: Sequence[int], mask: int, span: int) -> torc
 
     This is how ggml lays out its fields: all low nibbles of a run, then all its high nibbles.
     """
-    runs = b.unflatten(-1, (-1, 1, span))
-    steps = torch.tensor(shifts, dtype=b.dtype, device=b.device).view(-1, 1)
-    return ((runs >> steps) & mask).flatten(1)
+    runs = b.unflatten(-1, (-1, span))
+    return torch.stack([(runs >> shift) & mask for shift in shifts], -2).flatten(1)
 
 
 def nibbles(b: torch.Tensor, span: int) -> torch.Tensor:
     """Low, then high nibbles of each run of `span` bytes."""
-    runs = b.unflatten(-1, (-1, span))
-    return torch.stack([runs & 15, runs >> 4], -2).flatten(1)
+    return fields(b, (0, 4), 15, span)
 
 
 def bits(b: torch.Tensor) -> torch.Tensor:

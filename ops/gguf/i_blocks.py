@@ -63,8 +63,9 @@ def iq1_s(b: torch.Tensor) -> torch.Tensor:
 def iq1_m(b: torch.Tensor) -> torch.Tensor:
     packed, high = u16(b[:, 48:]), nibbles(b[:, 32:48], 1)
     # The float16 scale lies in the four top nibbles of the scale words.
-    top = (packed & 0xF000) >> torch.tensor([12, 8, 4, 0], dtype=torch.int32, device=b.device)
-    d = (top[:, 0] | top[:, 1] | top[:, 2] | top[:, 3]).to(torch.int16).view(torch.float16).float().unsqueeze(-1)
+    first, second, third, fourth = (packed & 0xF000).unbind(-1)
+    bits16 = (first >> 12) | (second >> 8) | (third >> 4) | fourth
+    d = bits16.to(torch.int16).view(torch.float16).float().unsqueeze(-1)
     index = b[:, :32].int() | ((high & 7).int() << 8)
     scale = d * (2 * fields(packed, (0, 3, 6, 9), 7, 1) + 1).float()
     return scaled(scale, _shifted("IQ1_M", index, high >> 3))

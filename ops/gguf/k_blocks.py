@@ -68,6 +68,5 @@ def _scales_and_mins(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _trits(b: torch.Tensor, count: int, span: int) -> torch.Tensor:
     """Base-3 digits held as the fraction of a byte: multiply by 3ⁿ modulo 256, the digit is what then crosses 256 / 3."""
-    runs = b.unflatten(-1, (-1, 1, span)).int()
-    powers = torch.tensor([3**n for n in range(count)], dtype=torch.int32, device=b.device).view(-1, 1)
-    return ((((runs * powers) & 255) * 3) >> 8).flatten(1).float()
+    runs = b.unflatten(-1, (-1, span)).int()
+    return torch.stack([(((runs * 3**n) & 255) * 3) >> 8 for n in range(count)], -2).flatten(1).float()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from pagoda.ops.gguf.bits import bits, half, nibbles, scaled, signed
 
@@ -14,7 +16,13 @@ IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 8
 
 def levels(index: torch.Tensor, values: tuple[int, ...]) -> torch.Tensor:
     """Look up `values` in float32."""
-    return torch.tensor(values, dtype=torch.float32, device=index.device)[index.int()]
+    return _table(values, index.device)[index.int()]
+
+
+@lru_cache(maxsize=32)
+def _table(values: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    # Kept, because a graph that is being captured cannot copy from the host.
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def q4_0(b: torch.Tensor) -> torch.Tensor:

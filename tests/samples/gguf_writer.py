@@ -197,7 +197,7 @@ def _named(name: str, tensor: torch.Tensor, architecture: str) -> Iterator[tuple
     elif inner.endswith("experts.down_proj"):
         yield f"blk.{layer}.ffn_down_exps.weight", tensor
     else:
-        table = GEMMA_LAYER if architecture.startswith("gemma") else LAYER
+        table = GEMMA_LAYER if architecture in ("gemma2", "gemma3") else LAYER
         yield f"blk.{layer}.{table[inner.rpartition('.')[0]]}.{kind}", tensor
 
 

@@ -42,6 +42,7 @@ MODELS = {
     "qwen2": ("Qwen2", DECODER),
     "qwen3": ("Qwen3", DECODER | {"head_dim": 32, "tie_word_embeddings": True}),
     "smollm3": ("SmolLM3", DECODER | {"num_hidden_layers": 4, "pad_token_id": 0, "no_rope_layers": [1, 1, 1, 0]}),
+    "gemma": ("Gemma", DECODER | {"head_dim": 32, "pad_token_id": 0}),
     "gemma2": ("Gemma2", GEMMA),
     "gemma3": ("Gemma3", GEMMA | {"num_hidden_layers": 6}),
     "phi3": ("Phi3", DECODER | {"pad_token_id": 0}),
@@ -118,7 +119,7 @@ def test_missing_tensors_are_named_at_once(tmp_path: Path) -> None:
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     path = write_gguf(make("llama"), tmp_path / "model.gguf")
     path.write_bytes(path.read_bytes().replace(b"llama", b"lhama"))
-    with pytest.raises(ModelError, match="architecture 'lhama' was given; known are gemma2"):
+    with pytest.raises(ModelError, match="architecture 'lhama' was given; known are gemma, gemma2"):
         open_checkpoint(path)
 
 
