@@ -21,7 +21,7 @@ class Loaded:
         """A tensor, or what a kernel's `pack` gave: containers of tensors, or objects that keep theirs in `tensors`."""
         if isinstance(packed, torch.Tensor):
             storage = packed.untyped_storage()
-            self._sizes[storage.data_ptr()] = storage.nbytes()
+            self._sizes[storage._cdata] = storage.nbytes()  # unlike the address, distinct without memory too
         elif isinstance(packed, dict):
             self.add(list(packed.values()))
         elif isinstance(packed, list | tuple):

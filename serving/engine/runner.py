@@ -5,22 +5,23 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
 from pagoda.hal.device import Device
-from pagoda.hal.graphs import Replay
 from pagoda.hal.memory import MemoryKind
 from pagoda.hal.table import KernelTable
-from pagoda.models.model import Model, ModelInputs
-from pagoda.ops.attention import PagedBatch
-from pagoda.serving.engine.batch import BatchPacker, Bucket, StepBatch
+from pagoda.models.model import Model
+from pagoda.serving.engine.batch import BatchPacker, StepBatch
+from pagoda.serving.engine.captured import CapturedSteps
+from pagoda.serving.engine.forward import Forward
 from pagoda.serving.engine.layout import HEADER_WORDS
 from pagoda.serving.engine.pages import Pages
-from pagoda.serving.engine.plan import PageCopies, RunnerFacts, StepPlan, StepResult
+from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.engine.plan import Admission, PageCopies, RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.results import Pending, PromptLogprobs, ResultCopier
-from pagoda.serving.engine.sampler import SPLIT, Logprobs, Sampled, Sampler
+from pagoda.serving.engine.sampler import Logprobs, Sampled, Sampler
 from pagoda.serving.engine.settings import SamplingSlots, Use
 
 PROMPT_CHUNK = 256
@@ -35,21 +36,6 @@ class RunnerLimits:
     max_num_batched_tokens: int
     max_model_len: int
     in_flight: int = 2
-
-
-class Captured(NamedTuple):
-    """A replayable step: its replay, and the stable metadata that `Model.plan` writes into."""
-
-    replay: Replay
-    plans: tuple[Any, ...]
-
-
-class StepTensors(NamedTuple):
-    """What the forward part of a step leaves: hidden states `[T, width]`, logits `[S, V]`, and the sample where it was fused."""
-
-    hidden: torch.Tensor
-    logits: torch.Tensor | None
-    sampled: Sampled | None
 
 
 class Runner:
@@ -74,18 +60,16 @@ class Runner:
         limits: RunnerLimits,
         reload: Callable[[], Model] | None = None,
     ) -> None:
-        self.device, self.model, self.pages, self.facts, self.limits = device, model, pages, facts, limits
+        self.device, self.pages, self.facts, self.limits = device, pages, facts, limits
         self._reload = reload
         self._stream = device.stream()
-        vocab = model.facts.vocab_size
-        self._slots = SamplingSlots(limits.max_num_seqs, vocab)
-        self._sampler = Sampler(device, table, vocab, limits.max_num_seqs)
+        vocab, rows = model.facts.vocab_size, limits.max_num_seqs
+        self._slots = SamplingSlots(rows, vocab)
+        self._sampler = Sampler(device, table, vocab, rows)
+        self._forward = Forward(device, model, self._sampler, rows)
+        self._captured = CapturedSteps(device, self._forward, pages.page_sizes, rows, limits.max_model_len)
         self._packer = BatchPacker(device, pages.page_sizes, self._slots, _step_bytes(pages.page_sizes, limits), limits.in_flight)
-        self._copier = ResultCopier(device, 2 * limits.max_num_seqs, limits.in_flight)
-        # One place more than there are slots: padding rows leave their tokens there.
-        self._last_tokens = device.memory.alloc(MemoryKind.WORK, (limits.max_num_seqs + 1,), torch.int64).zero_()
-        self._tables = self._stable_tables()
-        self._captured: dict[tuple[object, ...], Captured] = {}
+        self._copier = ResultCopier(device, 2 * rows, limits.in_flight)
         device.synchronize()
 
     @torch.inference_mode()
@@ -93,13 +77,17 @@ class Runner:
         """Start a step; its values are there when `Pending.wait` returns. Raises what the device raises."""
         with self._stream:
             self._prepare(plan)
-            bucket = self._bucket(plan)
+            bucket = None if self._slots.score_prompt(plan.slots, plan.starts) else self._captured.bucket(plan)
             batch = self._packer.pack(plan, bucket)
-            tensors = self._eager(batch) if bucket is None else self._replay(batch)
-            sampled = tensors.sampled or self._sample(tensors.logits, batch)
+            sampled, prompts = self._execute(plan, batch, padded=bucket is not None)
             rows = self._slots.rows_with(plan.slots[plan.sampled], Use.LOGPROBS)
-            prompts = self._prompt_logprobs(plan, tensors.hidden)
             return self._copier.start(self._stream, plan.step, sampled, batch.num_samples, rows, prompts)
+
+    def warm_up(self) -> None:
+        """Make the decode steps of every bucket replayable, greedy and sampled, before the first request; nothing on eager devices."""
+        for params in (SamplingParams(temperature=0), SamplingParams(seed=0)):
+            for rows in self._captured.row_buckets(self.limits.max_num_seqs):
+                self.run(self._dummy(min(rows, self.limits.max_num_seqs), params))
 
     def run(self, plan: StepPlan) -> StepResult:
         """Start a step and wait for it."""
@@ -113,7 +101,7 @@ class Runner:
             self.device.memory.release(MemoryKind.KV)
         else:
             # Kernels keep weights in forms of their own, so the model goes as a whole.
-            del self.model
+            del self._forward.model
             gc.collect()
         self.device.memory.trim()
 
@@ -123,8 +111,8 @@ class Runner:
             self.device.memory.restore(MemoryKind.KV)
             self.pages.clear()
         elif self._reload is not None:
-            self.model = self._reload()
-        self.pages.bind(self.model)
+            self._forward.model = self._reload()
+        self.pages.bind(self._forward.model)
         self.device.synchronize()
 
     def memory(self) -> dict[str, int]:
@@ -145,32 +133,19 @@ class Runner:
         there = self.device.torch_device
         self.pages.copy(torch.from_numpy(copies.source).to(there), torch.from_numpy(copies.target).to(there))
 
-    def _eager(self, batch: StepBatch) -> StepTensors:
-        groups = batch.groups()
-        hidden = self._forward(batch, groups, self.model.plan(groups))
-        return StepTensors(hidden, self._logits(batch, hidden), None)
+    def _execute(self, plan: StepPlan, batch: StepBatch, padded: bool) -> tuple[Sampled, tuple[PromptLogprobs, ...]]:
+        if padded:
+            return self._captured(batch, self._packer.generation), ()
+        tensors = self._forward(batch)
+        return tensors.sampled, self._prompt_logprobs(plan, tensors.hidden)
 
-    def _forward(self, batch: StepBatch, groups: tuple[PagedBatch, ...], plans: tuple[Any, ...]) -> torch.Tensor:
-        views = batch.views
-        ids = views["token_ids"]
-        token_ids = torch.where(ids < 0, self._last_tokens[views["token_slots"]], ids)
-        positions = views["positions"]
-        inputs = ModelInputs(token_ids, positions[0] if len(positions) == 1 else positions, groups, plans)
-        return self.model.forward(inputs).hidden
-
-    def _logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor | None:
-        rows = batch.views.get("sample_rows")
-        if rows is None:
-            return None
-        return self.model.logits(hidden if batch.uniform and len(rows) == len(hidden) else hidden[rows])
-
-    def _sample(self, logits: torch.Tensor | None, batch: StepBatch) -> Sampled:
-        if logits is None:
-            nothing = torch.empty(0, dtype=torch.int64, device=self.device.torch_device)
-            return Sampled(nothing, nothing.bool())
-        sampled = self._sampler(logits, batch)
-        self._last_tokens[batch.views["sample_slots"]] = sampled.tokens
-        return sampled
+    def _dummy(self, rows: int, params: SamplingParams) -> StepPlan:
+        """A decode step of so many rows that reads and writes page 0."""
+        ones, zeros = np.ones(rows, np.int32), np.zeros(rows, np.int32)
+        tables = tuple(np.zeros((rows, 1), np.int32) for _ in self.pages.page_sizes)
+        slots = np.arange(rows, dtype=np.int32)
+        admissions = tuple(Admission(slot, params, (0,)) for slot in range(rows))
+        return StepPlan(0, slots, zeros, ones, zeros, tables, ones > 0, zeros > 0, zeros, admissions)
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> tuple[PromptLogprobs, ...]:
         rows = self._slots.rows_with(plan.slots, Use.PROMPT_LOGPROBS)
@@ -190,53 +165,10 @@ class Runner:
     def _score(self, hidden: torch.Tensor, tokens: torch.Tensor, k: int) -> Logprobs:
         tokens = tokens.to(self.device.torch_device)
         parts = [
-            self._sampler.logprobs(self.model.logits(hidden[at : at + PROMPT_CHUNK]), tokens[at : at + PROMPT_CHUNK], k)
+            self._sampler.logprobs(self._forward.model.logits(hidden[at : at + PROMPT_CHUNK]), tokens[at : at + PROMPT_CHUNK], k)
             for at in range(0, len(tokens), PROMPT_CHUNK)
         ]
         return Logprobs(*(torch.cat(columns) for columns in zip(*parts)))
-
-    def _bucket(self, plan: StepPlan) -> Bucket | None:
-        """The sizes of the captured step that this one is padded to; None where it runs as it is."""
-        policy = self.device.graphs.policy
-        uniform = plan.num_tokens == plan.num_rows
-        if policy.mode == "eager" or not (uniform or policy.static_shapes):
-            return None
-        rows = policy.row_bucket(plan.num_rows)
-        tokens = rows if uniform else policy.token_bucket(plan.num_tokens)
-        if rows not in policy.row_buckets or not (uniform or tokens in policy.token_buckets):
-            return None
-        return Bucket(tokens, rows)
-
-    def _replay(self, batch: StepBatch) -> StepTensors:
-        rows, tokens = len(batch.views["seq_lens"]), len(batch.views["token_ids"])
-        fused = not batch.use & SPLIT
-        key = (self._packer.generation, tokens, rows, batch.uniform, fused, int(batch.use & (Use.RANDOM | Use.FILTER)) if fused else 0)
-        for group, table in enumerate(self._tables):
-            staged = batch.views[f"table{group}"]
-            table[:rows, : staged.shape[1]].copy_(staged)
-        groups = batch.groups(tuple(table[:rows] for table in self._tables), self.limits.max_model_len)
-        if key not in self._captured:
-            self._captured[key] = self._capture(key, batch, groups, fused)
-        captured = self._captured[key]
-        self.model.plan(groups, captured.plans)
-        tensors: StepTensors = captured.replay()
-        return tensors
-
-    def _capture(self, key: tuple[object, ...], batch: StepBatch, groups: tuple[PagedBatch, ...], fused: bool) -> Captured:
-        plans = self.model.plan(groups)
-
-        def step(*_: torch.Tensor) -> StepTensors:
-            hidden = self._forward(batch, groups, plans)
-            logits = self._logits(batch, hidden)
-            return StepTensors(hidden, logits, self._sample(logits, batch) if fused else None)
-
-        return Captured(self.device.graphs.capture(key, step, tuple(batch.views.values())), plans)
-
-    def _stable_tables(self) -> tuple[torch.Tensor, ...]:
-        if self.device.graphs.policy.mode == "eager":
-            return ()
-        shapes = [(self.limits.max_num_seqs, -(-self.limits.max_model_len // size)) for size in self.pages.page_sizes]
-        return tuple(self.device.memory.alloc(MemoryKind.WORK, shape, torch.int32).zero_() for shape in shapes)
 
 
 def _step_bytes(page_sizes: tuple[int, ...], limits: RunnerLimits) -> int:

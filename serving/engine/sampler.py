@@ -57,6 +57,10 @@ class Sampler:
         self._sample, self._penalize, self._bitmask, self._top_logprobs = (table.resolve(op, sampling_facts(vocab)).run for op in OPS)
         self._counts = TokenCounts(device, vocab, slots)
 
+    def state(self) -> tuple[torch.Tensor, ...]:
+        """Tensors that sampling moves on."""
+        return self._counts.state()
+
     def admit(self, admission: Admission) -> None:
         """Set up what penalties need of the slot."""
         params = admission.params
@@ -129,6 +133,10 @@ class TokenCounts:
         self._used = 0
         self._prompt: torch.Tensor | None = None
         self._counts: torch.Tensor | None = None
+
+    def state(self) -> tuple[torch.Tensor, ...]:
+        """What `add` changes."""
+        return () if self._counts is None else (self._counts,)
 
     def admit(self, admission: Admission) -> None:
         """Count what the sequence has so far."""

@@ -121,6 +121,11 @@ class SamplingSlots:
             masks[np.searchsorted(rows, grammar_rows)] &= grammar
         return rows, masks
 
+    def score_prompt(self, slots: IntArray, starts: IntArray) -> bool:
+        """Whether any row wants logprobs of prompt tokens that follow its start."""
+        wanting = (self.use[slots] & int(Use.PROMPT_LOGPROBS)) != 0
+        return bool((wanting & (starts + 1 < self._prompt_len[slots])).any())
+
     def next_prompt_tokens(self, slot: int, start: int, length: int) -> LongArray:
         """The prompt tokens that follow positions `start .. start + length` of a slot that wants prompt logprobs."""
         return self._prompts[slot][start + 1 : start + 1 + length]

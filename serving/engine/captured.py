@@ -1,0 +1,130 @@
+"""Replayable steps: one per bucket, made when first needed or at start, run again after their inputs were changed in place."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from pagoda.hal.device import Device
+from pagoda.hal.graphs import Replay
+from pagoda.hal.memory import MemoryKind
+from pagoda.ops.attention import PagedBatch
+from pagoda.serving.engine.batch import Bucket, StepBatch
+from pagoda.serving.engine.forward import Forward
+from pagoda.serving.engine.plan import StepPlan
+from pagoda.serving.engine.sampler import SPLIT, Sampled
+from pagoda.serving.engine.settings import Use
+
+
+class Captured(NamedTuple):
+    """A replay, and the stable metadata that `Model.plan` writes into before each."""
+
+    replay: Replay
+    plans: tuple[Any, ...]
+
+
+class CapturedSteps:
+    """What a device with captured or traced steps runs; decode steps, and on devices with static shapes all steps.
+
+    A step whose sampling depends on how many rows want what ends with its logits; the sampler then runs after the replay. Other
+    steps sample inside. Results are copied into buffers that all buckets share, so that a bucket keeps no output of its own.
+
+    Args:
+        forward: runs a step as it is; what is captured.
+        page_sizes: of the cache groups. rows: most rows of a step. longest: most tokens of a sequence.
+    """
+
+    def __init__(self, device: Device, forward: Forward, page_sizes: tuple[int, ...], rows: int, longest: int) -> None:
+        self._device, self._forward, self._longest = device, forward, longest
+        self._policy = device.graphs.policy
+        self._steps: dict[tuple[object, ...], Captured] = {}
+        if self._policy.mode == "eager":
+            return
+        rows = max(rows, self._policy.row_bucket(rows))
+        alloc = device.memory.alloc
+        self._tables = tuple(alloc(MemoryKind.WORK, (rows, -(-longest // size)), torch.int32).zero_() for size in page_sizes)
+        self._tokens = alloc(MemoryKind.WORK, (rows,), torch.int64).zero_()
+        self._bad = alloc(MemoryKind.WORK, (rows,), torch.bool).zero_()
+        self._logits: torch.Tensor | None = None
+
+    def clear(self) -> None:
+        """Forget all: addresses that they used have changed."""
+        self._steps.clear()
+
+    def bucket(self, plan: StepPlan) -> Bucket | None:
+        """The sizes that a step is padded to; None where it runs as it is."""
+        policy = self._policy
+        uniform = plan.num_tokens == plan.num_rows
+        if policy.mode == "eager" or not (uniform or policy.static_shapes):
+            return None
+        rows = policy.row_bucket(plan.num_rows)
+        tokens = rows if uniform else policy.token_bucket(plan.num_tokens)
+        if rows not in policy.row_buckets or not (uniform or tokens in policy.token_buckets):
+            return None
+        return Bucket(tokens, rows)
+
+    def row_buckets(self, most: int) -> tuple[int, ...]:
+        """Sizes of decode steps up to `most` rows, largest first: later captures then fit into the memory of earlier ones."""
+        policy = self._policy
+        return () if policy.mode == "eager" else tuple(sorted({policy.row_bucket(rows) for rows in range(1, most + 1)}, reverse=True))
+
+    def __call__(self, batch: StepBatch, generation: int) -> Sampled:
+        """Run a padded step. `generation` changes when the step's buffers moved."""
+        rows = len(batch.views["seq_lens"])
+        for group, table in enumerate(self._tables):
+            staged = batch.views[f"table{group}"]
+            table[:rows, : staged.shape[1]].copy_(staged)
+        groups = batch.groups(tuple(table[:rows] for table in self._tables), self._longest)
+        fused = self._policy.static_shapes or not batch.use & SPLIT
+        key = self._key(batch, generation, fused)
+        captured = self._steps.get(key) or self._capture(key, batch, groups, fused)
+        self._forward.model.plan(groups, captured.plans)
+        given: Sampled = captured.replay()
+        if fused:
+            return given
+        assert self._logits is not None
+        return self._forward.sample(self._logits[:rows], batch)
+
+    def _key(self, batch: StepBatch, generation: int, fused: bool) -> tuple[object, ...]:
+        shape = (generation, len(batch.views["token_ids"]), len(batch.views["seq_lens"]), batch.uniform, fused)
+        if not fused:
+            return shape
+        if batch.use & SPLIT:
+            return (*shape, batch.layout.dims, int(batch.use), batch.top_logprobs)
+        return (*shape, int(batch.use & (Use.RANDOM | Use.FILTER)))
+
+    def _capture(self, key: tuple[object, ...], batch: StepBatch, groups: tuple[PagedBatch, ...], fused: bool) -> Captured:
+        plans = self._forward.model.plan(groups)
+        if not fused and self._logits is None:
+            shape = (len(self._tokens), self._forward.model.facts.vocab_size)
+            self._logits = self._device.memory.alloc(MemoryKind.WORK, shape, torch.float32)
+
+        def step(*_: torch.Tensor) -> Sampled:
+            hidden = self._forward.hidden(batch, groups, plans)
+            logits = self._forward.logits(batch, hidden)
+            if logits is None:
+                return self._forward.nothing()
+            if fused:
+                return self._keep(self._forward.sample(logits, batch))
+            self._keep_logits(logits)
+            return self._forward.nothing()
+
+        # Making a step replayable may run it, and a step moves the state on.
+        state = [self._forward.last_tokens, *self._forward.sampler.state()]
+        before = [tensor.clone() for tensor in state]
+        replay = self._device.graphs.capture(key, step, tuple(batch.views.values()))
+        for tensor, old in zip(state, before):
+            tensor.copy_(old)
+        captured = self._steps[key] = Captured(replay, plans)
+        return captured
+
+    def _keep(self, sampled: Sampled) -> Sampled:
+        rows = len(sampled.tokens)
+        tokens, bad = self._tokens[:rows], self._bad[:rows]
+        tokens.copy_(sampled.tokens)
+        bad.copy_(sampled.bad)
+        return Sampled(tokens, bad, sampled.logprobs)
+
+    def _keep_logits(self, logits: torch.Tensor) -> None:
+        assert self._logits is not None
+        self._logits[: len(logits)].copy_(logits)

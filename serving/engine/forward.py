@@ -1,0 +1,66 @@
+"""The device's part of a step: token ids resolved, the layers, logits of sampled rows, the sample kept for the next step."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from pagoda.hal.device import Device
+from pagoda.hal.memory import MemoryKind
+from pagoda.models.model import Model, ModelInputs
+from pagoda.ops.attention import PagedBatch
+from pagoda.serving.engine.batch import StepBatch
+from pagoda.serving.engine.sampler import Sampled, Sampler
+
+
+class StepTensors(NamedTuple):
+    """What a step leaves on the device: the sample of the sampled rows, and hidden states `[T, width]`."""
+
+    sampled: Sampled
+    hidden: torch.Tensor
+
+
+class Forward:
+    """Steps of one rank, run as they are.
+
+    Attributes:
+        model: may be replaced between steps (wake).
+        last_tokens: `[slots + 1]` int64, the last token sampled for each slot; padding rows leave theirs in the last place.
+    """
+
+    def __init__(self, device: Device, model: Model, sampler: Sampler, slots: int) -> None:
+        self.device, self.model, self.sampler = device, model, sampler
+        self.last_tokens = device.memory.alloc(MemoryKind.WORK, (slots + 1,), torch.int64).zero_()
+
+    def __call__(self, batch: StepBatch) -> StepTensors:
+        groups = batch.groups()
+        hidden = self.hidden(batch, groups, self.model.plan(groups))
+        logits = self.logits(batch, hidden)
+        return StepTensors(self.nothing() if logits is None else self.sample(logits, batch), hidden)
+
+    def hidden(self, batch: StepBatch, groups: tuple[PagedBatch, ...], plans: tuple[Any, ...]) -> torch.Tensor:
+        """The model's last hidden states; writes this step's K and V."""
+        views = batch.views
+        ids = views["token_ids"]
+        token_ids = torch.where(ids < 0, self.last_tokens[views["token_slots"]], ids)
+        positions = views["positions"]
+        inputs = ModelInputs(token_ids, positions[0] if len(positions) == 1 else positions, groups, plans)
+        return self.model.forward(inputs).hidden
+
+    def logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor | None:
+        """`[S, V]` of the sampled rows, None where there are none."""
+        rows = batch.views.get("sample_rows")
+        if rows is None:
+            return None
+        return self.model.logits(hidden if batch.uniform and len(rows) == len(hidden) else hidden[rows])
+
+    def sample(self, logits: torch.Tensor, batch: StepBatch) -> Sampled:
+        """Sample, and keep the tokens where the next step finds them."""
+        sampled = self.sampler(logits, batch)
+        self.last_tokens[batch.views["sample_slots"]] = sampled.tokens
+        return sampled
+
+    def nothing(self) -> Sampled:
+        """The sample of a step that samples no row."""
+        empty = torch.empty(0, dtype=torch.int64, device=self.device.torch_device)
+        return Sampled(empty, empty.bool())
