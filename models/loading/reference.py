@@ -6,9 +6,12 @@ import importlib.metadata
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pagoda.hal.errors import ConfigError
-from pagoda.models.loading.hub import Hub, fetch
+
+if TYPE_CHECKING:
+    from pagoda.models.loading.hub import Hub
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
@@ -69,6 +72,8 @@ def resolve(model: str, revision: str | None = None, hub: Hub | None = None) -> 
     if not HUB_ID.fullmatch(model):
         known = ", ".join(PACKAGED)
         raise ConfigError(f"model {model!r} is no file, no folder, no hub id (owner/name) and none of the packaged names: {known}")
+    from pagoda.models.loading.hub import Hub, fetch  # half a second, and a package that local models do without
+
     repository, _, variant = model.partition(":")
     return fetch(hub or Hub(), repository, revision, variant or None)
 
