@@ -22,7 +22,7 @@ import torch
 from pagoda.serving.engine.build import engine_starter
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.inprocess_client import InProcessClient
-from pagoda.serving.engine.messages import EngineRequest
+from pagoda.serving.engine.messages import EngineRequest, RequestDelta
 from pagoda.serving.engine.params import SamplingParams
 
 
@@ -56,17 +56,23 @@ class DummyEngine:
     def generate(self, prompts: list[list[int]], output_len: int) -> list[int]:
         return [len(tokens) for tokens in self.tokens(prompts, output_len)]
 
+    def leads(self, prompt: list[int], output_len: int) -> tuple[list[int], list[float]]:
+        """Greedy tokens of one prompt, and how far each is ahead of the second best, in nats."""
+        params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True, detokenize=False, logprobs=2)
+        deltas = self._loop.run_until_complete(self._collect(prompt, params))
+        entries = [entry for delta in deltas for sequence in delta.sequences for entry in sequence.logprobs or ()]
+        return [entry.token_id for entry in entries], [entry.top_logprobs[0] - entry.top_logprobs[1] for entry in entries]
+
     async def _all(self, prompts: list[list[int]], output_len: int, temperature: float) -> list[list[int]]:
         return await asyncio.gather(*(self._one(prompt, output_len, temperature) for prompt in prompts))
 
     async def _one(self, prompt: list[int], output_len: int, temperature: float) -> list[int]:
-        self._count += 1
         params = SamplingParams(temperature=temperature, max_tokens=output_len, ignore_eos=True, detokenize=False)
-        found: list[int] = []
-        async for delta in self._client.generate(EngineRequest(f"request-{self._count}", tuple(prompt), params)):
-            for sequence in delta.sequences:
-                found.extend(sequence.token_ids)
-        return found
+        return [token for delta in await self._collect(prompt, params) for sequence in delta.sequences for token in sequence.token_ids]
+
+    async def _collect(self, prompt: list[int], params: SamplingParams) -> list[RequestDelta]:
+        self._count += 1
+        return [delta async for delta in self._client.generate(EngineRequest(f"request-{self._count}", tuple(prompt), params))]
 
 
 def load_workloads(folder: Path) -> ModuleType:
