@@ -11,15 +11,18 @@ from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.messages import FinishReason, RequestDelta, SequenceDelta, StepDeltas, TokenLogprobs
 from pagoda.serving.engine.plan import BoolArray, IntArray, RowLogprobs, StepPlan, StepResult
 from pagoda.serving.engine.sequence import Request, Sequence
+from pagoda.serving.engine.speculation import take_accepted
 
 
 class _Sampled(NamedTuple):
-    """Rows that gave a token which counts: slots, tokens, index among the step's sampled rows, and whether the sequence ends."""
+    """Rows that gave tokens which count: slots, newest tokens, index among the step's sampled rows, whether the sequence ends, and
+    all the new tokens of each row where there may be several (drafts)."""
 
     slots: IntArray
     tokens: IntArray
     rows: IntArray
     ended: BoolArray
+    runs: list[tuple[int, ...]] | None = None
 
 
 class Committer:
@@ -31,6 +34,7 @@ class Committer:
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepDeltas:
         slots = self._ledger.slots
+        self._ledger.let_go_copied(plan)
         slots.in_flight[plan.slots] -= 1
         slots.committed[plan.slots] += plan.lengths
         self._take_prompt_logprobs(plan, result)
@@ -55,12 +59,22 @@ class Committer:
         live = slots.open[chosen] & ~slots.searching[chosen]
         if not live.all():
             chosen, rows, tokens = chosen[live], rows[live], tokens[live]
+        if plan.drafts is not None:
+            return self._take_drafted(chosen, rows, result)
         known = slots.known[chosen]
         slots.tokens[chosen, known] = tokens
         slots.known[chosen] = known + 1
         ended = slots.stopped(chosen, tokens) | (known + 1 >= slots.limit[chosen])
         self._ledger.counters["generation_tokens"] += len(chosen)
         return _Sampled(chosen, tokens, rows, ended)
+
+    def _take_drafted(self, chosen: IntArray, rows: IntArray, result: StepResult) -> _Sampled:
+        slots = self._ledger.slots
+        runs = take_accepted(self._ledger, chosen, rows, result)
+        tokens = np.array([run[-1] for run in runs], np.int32)
+        ended = slots.stopped(chosen, tokens) | (slots.known[chosen] >= slots.limit[chosen])
+        self._ledger.counters["generation_tokens"] += sum(map(len, runs))
+        return _Sampled(chosen, tokens, rows, ended, runs)
 
     def _turn_beams(self, plan: StepPlan, result: StepResult) -> list[RequestDelta]:
         slots, chosen = self._ledger.slots, plan.slots[plan.sampled]
@@ -73,23 +87,26 @@ class Committer:
     def _deltas(self, sampled: _Sampled, result: StepResult, others: list[RequestDelta]) -> StepDeltas:
         slots = self._ledger.slots
         plain = slots.plain[sampled.slots] & ~sampled.ended
+        if sampled.runs is not None:
+            plain &= np.array([len(run) == 1 for run in sampled.runs], np.bool_)
         told: dict[str, tuple[Request, list[SequenceDelta]]] = {}
         for i in np.flatnonzero(~plain).tolist():
-            slot, token = int(sampled.slots[i]), int(sampled.tokens[i])
+            slot = int(sampled.slots[i])
+            tokens = sampled.runs[i] if sampled.runs is not None else (int(sampled.tokens[i]),)
             sequence = slots.sequence(slot)
-            delta = self._sequence_delta(sequence, token, result.logprobs.get(int(sampled.rows[i])), bool(sampled.ended[i]))
+            delta = self._sequence_delta(sequence, tokens, result.logprobs.get(int(sampled.rows[i])), bool(sampled.ended[i]))
             told.setdefault(sequence.request.id, (sequence.request, []))[1].append(delta)
             slots.plain[slot] = is_plain(sequence)
         others += [_request_delta(request, deltas) for request, deltas in told.values()]
         return StepDeltas(slots.ids[sampled.slots[plain]].tolist(), sampled.tokens[plain].tolist(), others)
 
-    def _sequence_delta(self, sequence: Sequence, token: int, logprobs: RowLogprobs | None, ended: bool) -> SequenceDelta:
-        entries = as_logprobs(logprobs) if logprobs is not None else None
+    def _sequence_delta(self, sequence: Sequence, tokens: tuple[int, ...], logprobs: RowLogprobs | None, ended: bool) -> SequenceDelta:
+        entries = as_logprobs(logprobs)[: len(tokens)] if logprobs is not None else None
         if not ended:
-            return SequenceDelta(sequence.index, (token,), entries)
-        reason, stop = self._reason(sequence, token)
+            return SequenceDelta(sequence.index, tokens, entries)
+        reason, stop = self._reason(sequence, tokens[-1])
         self._ledger.finish(sequence, reason.value)
-        return SequenceDelta(sequence.index, (token,), entries, reason, stop)
+        return SequenceDelta(sequence.index, tokens, entries, reason, stop)
 
     def _reason(self, sequence: Sequence, token: int) -> tuple[FinishReason, int | None]:
         slots, slot = self._ledger.slots, sequence.slot

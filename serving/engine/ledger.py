@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from pagoda.serving.engine.blocks import BlockPool
 from pagoda.serving.engine.groups import GroupRule
-from pagoda.serving.engine.plan import IntArray, RunnerFacts
+from pagoda.serving.engine.plan import IntArray, RunnerFacts, StepPlan
 from pagoda.serving.engine.policy import Key, WaitingQueue, make_policy
 from pagoda.serving.engine.prefix import PrefixIndex
 from pagoda.serving.engine.sequence import NO_SLOT, Request, Sequence, State
@@ -103,8 +103,20 @@ class Ledger:
                 self._release(sequence)
         self.draining = waiting
 
-    def drop_steps(self) -> None:
-        """Forget that steps are in flight (they failed)."""
+    def hold_copied(self, plan: StepPlan) -> None:
+        """Keep the sources of a step's copies until it has committed, also when their owner drops them meanwhile."""
+        if plan.copies is not None:
+            self.pool.share(np.unique(plan.copies.source).astype(np.int32))
+
+    def let_go_copied(self, plan: StepPlan) -> None:
+        """The step has committed, or never will."""
+        if plan.copies is not None:
+            self.pool.release(np.unique(plan.copies.source).astype(np.int32))
+
+    def drop_steps(self, plans: Iterable[StepPlan]) -> None:
+        """Forget these steps, all that are in flight (they failed)."""
+        for plan in plans:
+            self.let_go_copied(plan)
         self.slots.in_flight[:] = 0
         self.settle()
 

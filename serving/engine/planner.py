@@ -7,16 +7,18 @@ from pagoda.serving.engine.admission import Admitted, Admitter, make_admission
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.plan import ON_DEVICE, Admission, IntArray, StepPlan
 from pagoda.serving.engine.sequence import State
+from pagoda.serving.engine.speculation import Speculator
 
 
 class Planner:
     """There are no modes: a decode is behind by one token, a prompt by its rest, a resumed sequence by all it has."""
 
-    def __init__(self, ledger: Ledger, admitter: Admitter, *, budget: int, threshold: int) -> None:
+    def __init__(self, ledger: Ledger, admitter: Admitter, *, budget: int, threshold: int, speculator: Speculator | None = None) -> None:
         self._ledger = ledger
         self._admitter = admitter
         self._budget = budget
         self._threshold = threshold
+        self._speculator = speculator
         self._step = 0
 
     def plan(self, idle: bool) -> StepPlan | None:
@@ -41,11 +43,22 @@ class Planner:
         rows = np.flatnonzero(want)
         chosen, counts = order[rows], want[rows]
         needs = self._ledger.tables.need(chosen, slots.computed[chosen] + counts)
+        if self._speculator is not None and needs.sum() <= self._ledger.pool.available:
+            counts, needs = self._with_drafts(self._speculator, chosen, counts, needs)
         if needs.sum() > self._ledger.pool.available:
             kept = self._squeeze(chosen, needs.sum(0))
             chosen, counts, needs = chosen[kept], counts[kept], needs[:, kept]
         self._ledger.tables.extend(chosen, needs)
         return chosen, counts
+
+    def _with_drafts(self, speculator: Speculator, chosen: IntArray, counts: IntArray, needs: IntArray) -> tuple[IntArray, IntArray]:
+        """Drafts take what budget and pages are left; nobody is preempted for them."""
+        more = counts + speculator.draft(chosen, counts, self._budget - int(counts.sum()))
+        wanted = self._ledger.tables.need(chosen, self._ledger.slots.computed[chosen] + more)
+        if wanted.sum() <= self._ledger.pool.available:
+            return more, wanted
+        self._ledger.slots.drafted[chosen] = 0
+        return counts, needs
 
     def _want(self, order: IntArray) -> IntArray:
         slots = self._ledger.slots
@@ -99,7 +112,9 @@ class Planner:
             slots, counts = slots[order], counts[order]
         starts, total = state.computed[slots], state.total[slots]
         ends = starts + counts
-        sampled = ends == total
+        drafted = state.drafted[slots]
+        drafts = self._speculator.columns(slots) if self._speculator is not None else None
+        sampled = ends == total + drafted
         plan = StepPlan(
             step=self._step,
             slots=slots,
@@ -112,9 +127,12 @@ class Planner:
             draws=total - state.prompt[slots],
             admissions=(*self._arrivals(admitted), *admitted.admissions),
             copies=admitted.copies(),
+            drafts=drafts[0] if drafts is not None else None,
+            parents=drafts[1] if drafts is not None else None,
         )
+        self._ledger.hold_copied(plan)
         state.computed[slots] = ends
-        state.total[slots] = total + sampled
+        state.total[slots] = total + sampled * (1 + drafted)
         state.in_flight[slots] += 1
         self._step += 1
         return plan
@@ -130,5 +148,5 @@ class Planner:
             first = np.repeat(starts - (ends - counts), counts)
             slots, starts = np.repeat(slots, counts), first + np.arange(ends[-1], dtype=np.int32)
         tokens: IntArray = state.tokens[slots, starts]
-        tokens[starts >= state.known[slots]] = ON_DEVICE
+        tokens[starts >= state.known[slots] + state.drafted[slots]] = ON_DEVICE
         return tokens

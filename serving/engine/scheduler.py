@@ -21,6 +21,8 @@ from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.planner import Planner
 from pagoda.serving.engine.prefix import chain_root
 from pagoda.serving.engine.sequence import Request, Sequence, State, as_tokens
+from pagoda.serving.engine.spec.drafter import Drafter
+from pagoda.serving.engine.speculation import Speculator
 from pagoda.serving.engine.transfer.connector import CacheConnector
 
 
@@ -49,9 +51,12 @@ class Scheduler:
 
     Args:
         connector: a store of pages beside the pool, asked for what the prefix index lacks.
+        drafter: guesses tokens for the ranks to verify, which must do so (`StepPlan.drafts`, `StepResult.counts`).
     """
 
-    def __init__(self, config: SchedulerConfig, facts: RunnerFacts, connector: CacheConnector | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, facts: RunnerFacts, connector: CacheConnector | None = None, drafter: Drafter | None = None
+    ) -> None:
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < facts.max_model_len:
             raise ConfigError(
                 f"without chunked prefill, max_num_batched_tokens={config.max_num_batched_tokens} must reach"
@@ -63,7 +68,11 @@ class Scheduler:
         threshold = config.long_prefill_token_threshold
         admitter = Admitter(self._ledger, caching=config.enable_prefix_caching, chunked=config.enable_chunked_prefill, threshold=threshold)
         self._planner = Planner(
-            self._ledger, admitter, budget=config.max_num_batched_tokens, threshold=threshold if config.enable_chunked_prefill else 0
+            self._ledger,
+            admitter,
+            budget=config.max_num_batched_tokens,
+            threshold=threshold if config.enable_chunked_prefill else 0,
+            speculator=Speculator(self._ledger, drafter) if drafter is not None else None,
         )
         self._committer = Committer(self._ledger, caching=config.enable_prefix_caching)
         self._in_flight: deque[StepPlan] = deque()
@@ -123,8 +132,8 @@ class Scheduler:
         found = [self._ledger.requests[name] for name in chosen if name in self._ledger.requests]
         deltas = [end_request(self._ledger, request, FinishReason.ERROR, message) for request in found]
         if request_ids is None:
+            self._ledger.drop_steps(self._in_flight)
             self._in_flight.clear()
-            self._ledger.drop_steps()
         return deltas
 
     def fork(self, request_id: str, token: int | None = None, sequence: int = 0) -> int:

@@ -17,6 +17,7 @@ class Slots:
         computed: positions whose KV is in pages once the steps in flight have run. committed: the same of committed steps.
         prompt: prompt length. limit: length at which the sequence ends. floor: shortest length at which a stop id counts.
         stops: `[S, K]` ids that end it, −1 where fewer.
+        drafted: drafts of the step that is planned, which lie in `tokens` after the known ones. drafting: all rows may have drafts.
         in_flight: steps in flight that hold the slot.
         indexed: units of the hash chain that are in the prefix index.
         active: may be planned. open: takes sampled tokens. bound: sits out until its last token is known.
@@ -29,6 +30,8 @@ class Slots:
         self.tokens: IntArray = np.zeros((count, longest), np.int32)
         self.known, self.total, self.computed, self.committed = (np.zeros(count, np.int32) for _ in range(4))
         self.prompt, self.limit, self.floor, self.in_flight, self.indexed = (np.zeros(count, np.int32) for _ in range(5))
+        self.drafted: IntArray = np.zeros(count, np.int32)
+        self.drafting = False
         self.stops: IntArray = np.full((count, 1), -1, np.int32)
         self.active, self.open, self.bound, self.searching, self.plain = (np.zeros(count, np.bool_) for _ in range(5))
         self.ids = np.empty(count, object)
@@ -50,11 +53,11 @@ class Slots:
         self.known[slot] = self.total[slot] = length
         self.computed[slot] = self.committed[slot] = computed
         self.prompt[slot], self.limit[slot], self.floor[slot] = prompt, sequence.limit, prompt + params.min_tokens
-        self.in_flight[slot] = 0
+        self.in_flight[slot] = self.drafted[slot] = 0
         self.indexed[slot] = 0
         self.active[slot] = self.open[slot] = True
         self.searching[slot] = source.beam_width > 0
-        self.bound[slot] = params.bound or source.beam_width > 0
+        self.bound[slot] = params.bound or source.beam_width > 0 or self.drafting
         self.plain[slot] = False
         self.ids[slot] = source.request_id
         self._set_stops(slot, (*params.stop_token_ids, *(() if params.ignore_eos else source.eos_ids)))

@@ -14,6 +14,7 @@ from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestD
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import ON_DEVICE, RowLogprobs, RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
+from pagoda.serving.engine.spec.drafter import Draft, DraftState
 
 VOCAB = 50
 EOS = 7
@@ -159,6 +160,7 @@ class ToyRanks:
         """Put it into other pages, which no step in flight may hold."""
         for page, content in [pair for held, copies in zip(pages, kept) for pair in zip(held, copies)]:
             assert all(page not in reads for _, reads in self.in_flight)
+            assert all(plan.copies is None or page not in plan.copies.source for plan, _ in self.in_flight)
             self.pages[page] = dict(content)
 
     def run(self) -> tuple[StepPlan, StepResult]:
@@ -178,14 +180,27 @@ class ToyRanks:
             if slot.params.prompt_logprobs is not None and stop > start:
                 prompt_logprobs[row] = as_rows([(slot.tokens[p + 1], [], -float(p + 1)) for p in range(start, stop)])
             if plan.sampled[row]:
-                assert len(chain) == len(slot.tokens) and int(plan.draws[row]) == len(slot.tokens) - slot.prompt
-                token = next_token(slot.params, chain[-1], int(plan.draws[row]), slot.sequence)
+                drafts = [] if plan.drafts is None else plan.drafts[row][plan.drafts[row] >= 0].tolist()
+                run = self._sample(plan, row, slot, chain, drafts)
                 if slot.params.logprobs is not None:
-                    logprobs[len(tokens)] = as_rows([(token, top_logprobs(chain[-1], slot.params.logprobs), -1.0)])
-                slot.tokens.append(token)
-                tokens.append(token)
-        result = StepResult(plan.step, np.array(tokens, np.int32).reshape(-1, 1), np.ones(len(tokens), np.int32), logprobs, prompt_logprobs)
-        return plan, result
+                    logprobs[len(tokens)] = as_rows([(token, top_logprobs(chain[-1], slot.params.logprobs), -1.0) for token in run])
+                tokens.append(run)
+        counts = np.array([len(run) for run in tokens], np.int32)
+        table = np.full((len(tokens), max(counts, default=1)), -1, np.int32)
+        for line, run in zip(table, tokens):
+            line[: len(run)] = run
+        return plan, StepResult(plan.step, table, counts, logprobs, prompt_logprobs)
+
+    def _sample(self, plan: StepPlan, row: int, slot: ToySlot, chain: list[int], drafts: list[int]) -> list[int]:
+        """What the model says after the row's tokens, and after each draft that it would have said itself."""
+        first, run = len(chain) - len(drafts) - 1, []
+        assert first + 1 == len(slot.tokens) and int(plan.draws[row]) == len(slot.tokens) - slot.prompt
+        for place, draft in enumerate([*drafts, None]):
+            run.append(next_token(slot.params, chain[first + place], int(plan.draws[row]) + place, slot.sequence))
+            if run[-1] != draft:
+                break
+        slot.tokens += run
+        return run
 
     def _copy(self, plan: StepPlan) -> None:
         if plan.copies is None:
@@ -202,9 +217,11 @@ class ToyRanks:
                 assert position == len(slot.tokens) - 1 >= slot.prompt, "only the last sampled token is known on the device alone"
             elif plan.bound[row] and position == len(slot.tokens) - 1:
                 slot.tokens[position] = token
-            else:
+            elif position < len(slot.tokens):
                 assert slot.tokens[position] == token
-        chain = digests(slot.params, slot.tokens[:end])
+        drafts = ids[len(slot.tokens) - start :]
+        assert not drafts or (plan.drafts is not None and plan.drafts[row][: len(drafts)].tolist() == drafts)
+        chain = digests(slot.params, [*slot.tokens, *drafts][:end])
         for number, (table, rule) in enumerate(zip(plan.block_tables, self.rules)):
             for position in range(start, end):
                 page = int(table[row, position // rule.tokens_per_page])
@@ -233,12 +250,12 @@ def as_rows(entries) -> RowLogprobs:
 class Toy:
     """A scheduler with simulated ranks, and everything that its clients were told."""
 
-    def __init__(self, facts: RunnerFacts | None = None, store=None, **config):
+    def __init__(self, facts: RunnerFacts | None = None, store=None, drafter=None, **config):
         self.facts = facts or toy_facts()
         self.config = SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, **config})
         self.ranks = ToyRanks(self.facts)
         self.store = store(self.ranks.read, self.ranks.write) if store is not None else None
-        self.scheduler = Scheduler(self.config, self.facts, self.store)
+        self.scheduler = Scheduler(self.config, self.facts, self.store, drafter)
         self.requests: dict[str, EngineRequest] = {}
         self.tokens: dict[str, dict[int, list[int]]] = {}
         self.reasons: dict[str, dict[int, FinishReason]] = {}
@@ -306,6 +323,9 @@ class Toy:
         held = np.zeros(pool.num_pages, np.int32)
         for table in ledger.tables.tables:
             np.add.at(held, table[table > 0], 1)
+        for plan, _ in self.ranks.in_flight:
+            if plan.copies is not None:
+                held[np.unique(plan.copies.source)] += 1
         assert (held == pool.references(np.arange(pool.num_pages))).all()
         assert int((held > 0).sum()) == pool.used
 
@@ -320,3 +340,23 @@ class Toy:
             tokens, reason = expected_tokens(request, self.facts.max_model_len, index)
             assert self.tokens[request_id][index] == tokens
             assert self.reasons[request_id][index] is reason
+
+
+class KnowingDrafter:
+    """Guesses what the toy model would say greedily, and one wrong token after `right` right ones."""
+
+    wants, caches = (), ()
+
+    def __init__(self, right: int):
+        self.right = right
+
+    def propose(self, state: DraftState) -> Draft:
+        ids = np.full((len(state.slots), self.right + 1), -1, np.int32)
+        for row, (known, room) in enumerate(zip(state.tokens, state.room.tolist())):
+            tokens = known.tolist()
+            for place in range(min(room, self.right + 1)):
+                token = digests(SamplingParams(), tokens)[-1] % VOCAB
+                tokens.append((token + (place == self.right)) % VOCAB)
+                ids[row, place] = tokens[-1]
+        parents = np.broadcast_to(np.arange(-1, self.right, dtype=np.int32), ids.shape)
+        return Draft(ids, parents)

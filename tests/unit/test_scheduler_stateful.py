@@ -11,9 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pagoda.hal.errors import CapacityError, RequestError
 from pagoda.hal.kv import CacheKind
 from pagoda.serving.engine.messages import FinishReason
+from pagoda.serving.engine.spec.drafter import PromptLookup
 from pagoda.serving.engine.transfer.connector import Loaded
 from pagoda.serving.engine.transfer.host_store import HostStore
-from scheduler_toy import Toy, expected_tokens, group, toy_facts
+from scheduler_toy import KnowingDrafter, Toy, expected_tokens, group, toy_facts
 
 GROUPS = {
     "full": (group(4),),
@@ -40,6 +41,8 @@ STORES = {
     "flaky": lambda read, write: Flaky(12, read, write),
 }
 
+DRAFTERS = {"none": None, "lookup": PromptLookup(3), "knowing": KnowingDrafter(2)}
+
 
 class Life(RuleBasedStateMachine):
     @initialize(
@@ -52,12 +55,14 @@ class Life(RuleBasedStateMachine):
         caching=st.booleans(),
         policy=st.sampled_from(["fcfs", "priority"]),
         store=st.sampled_from(sorted(STORES)),
+        drafter=st.sampled_from(["none", *sorted(DRAFTERS)]),
     )
-    def begin(self, groups, pages, overlap, seqs, budget, threshold, caching, policy, store):
+    def begin(self, groups, pages, overlap, seqs, budget, threshold, caching, policy, store, drafter):
         facts = toy_facts(GROUPS[groups], num_pages=pages, max_model_len=40, overlap=overlap)
         self.toy = Toy(
             facts,
             STORES[store],
+            DRAFTERS[drafter],
             max_num_seqs=seqs,
             max_num_batched_tokens=budget,
             long_prefill_token_threshold=threshold,

@@ -30,8 +30,8 @@ class Loaded(NamedTuple):
 class CacheConnector(Protocol):
     """The scheduler's side of a store of pages; called from the engine's loop, so nothing here may block.
 
-    Copies are ordered with the steps on the ranks: `load` and `save` come after the steps planned before the call, and `save` has
-    read its pages before any step planned after it writes them. Whoever completes a load wakes the loop, which then asks `done`.
+    No step in flight reads or writes the pages of a `load`. `save` has read its pages before any step planned after the call writes
+    them (its copies are ordered with the steps on the ranks). Whoever completes a load wakes the loop, which then asks `done`.
     """
 
     def match(self, digests: Sequence[bytes], have: int) -> int:
