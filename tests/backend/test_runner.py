@@ -1,4 +1,4 @@
-"""The runner on every host device: chunked, preempted, prefix-hit, mixed and forked sequences give the oracle's greedy tokens."""
+"""The runner on every device here: chunked, preempted, prefix-hit, mixed and forked sequences give the oracle's greedy tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from pagoda.hal.comm import Topology
+from pagoda.hal.discovery import INSTRUMENTS, find_all
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import PageCopies
 from pagoda.serving.engine.runner import Runner
@@ -16,7 +17,10 @@ PROMPT = [5, 17, 80, 3, 44, 9, 61, 2, 33, 70, 12, 8, 25]
 OTHER = [90, 4, 6, 31]
 
 
-@pytest.fixture(params=["reference", "cpu"])
+DEVICES = ["reference", *(one.name for one in find_all() if one.probe.available and one.name not in INSTRUMENTS)]
+
+
+@pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -147,6 +151,39 @@ def test_slots_are_clean_when_used_again(device: str) -> None:
     biased = hand.sequence(0, PROMPT, SamplingParams(temperature=0, logit_bias={EOS: 1e4}, repetition_penalty=2.0, max_tokens=8))
     assert hand.generate(biased, 2)[0] == EOS
     assert hand.generate(hand.sequence(0, OTHER), 5) == dense_greedy(ToyModel(), OTHER, 5)
+
+
+def test_padded_steps_of_every_size_equal_plain_ones(device: str) -> None:
+    made = runner(device)
+    made.warm_up()
+    hand = Hand(made)
+    sequences = [hand.sequence(slot, [*PROMPT[slot % 5 :], slot + 3]) for slot in range(11)]
+    for count in (1, 3, 4, 7, 11, 2, 11):
+        behind = [one for one in sequences[:count] if one.computed + 1 < len(one.tokens)]
+        if behind:
+            hand.run(*((one, len(one.tokens) - one.computed) for one in behind))
+        hand.run(*((one, 1) for one in sequences[:count]))
+    for one in sequences:
+        prompt = one.tokens[: one.prompt_len]
+        assert one.output == dense_greedy(ToyModel(), prompt, len(one.output)) and len(one.output) >= 2
+
+
+def test_every_kind_of_sampling_in_padded_steps(device: str) -> None:
+    warm = [
+        SamplingParams(seed=3, temperature=0.9),
+        SamplingParams(seed=4, top_k=5, top_p=0.8, min_p=0.01),
+        SamplingParams(seed=5, presence_penalty=1.0, frequency_penalty=0.4, repetition_penalty=1.3),
+        SamplingParams(temperature=0, logit_bias={7: 2.0}, logprobs=2),
+        SamplingParams(seed=6, allowed_token_ids=(5, 6, 7, 8)),
+    ]
+    alone = [Hand(runner(device)) for _ in warm]
+    expected = [one.generate(one.sequence(0, PROMPT, params), 6) for one, params in zip(alone, warm)]
+    hand = Hand(runner(device))
+    sequences = [hand.sequence(slot, PROMPT, params) for slot, params in enumerate(warm)]
+    hand.run(*((one, len(PROMPT)) for one in sequences))
+    for _ in range(5):
+        hand.run(*((one, 1) for one in sequences))
+    assert [one.output for one in sequences] == expected
 
 
 def test_sleep_and_wake(device: str) -> None:

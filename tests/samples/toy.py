@@ -33,11 +33,11 @@ VOCAB, WIDTH, HEADS, DIM, WINDOW, EOS = 97, 24, 3, 8, 6, 1
 class ToyModel:
     """See `Model`. `poison`: token whose row of logits is NaN wherever it is the input."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32, poison: int | None = None) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32, poison: int | None = None, device: torch.device | None = None) -> None:
         generator = torch.Generator().manual_seed(7)
 
         def draw(*shape: int) -> torch.Tensor:
-            return (torch.randn(*shape, generator=generator) / shape[-1] ** 0.5).to(dtype)
+            return (torch.randn(*shape, generator=generator) / shape[-1] ** 0.5).to(device or torch.device("cpu"), dtype)
 
         self.dtype, self.poison = dtype, poison
         self.embed = draw(VOCAB, WIDTH) * 4
@@ -135,7 +135,7 @@ def toy_runner(
 ) -> Runner:
     """A runner of the toy model; a partial of it is a `RunnerBuilder`."""
     opened = find(device).open()
-    model = ToyModel(getattr(torch, dtype), poison)
+    model = ToyModel(getattr(torch, dtype), poison, opened.torch_device)
     groups = toy_groups(model, opened)
     pages = Pages(opened, groups, num_pages, 2)
     pages.bind(model)
