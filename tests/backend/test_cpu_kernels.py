@@ -15,8 +15,10 @@ from pagoda.backends.cpu.kernels import cpu_kernels
 from pagoda.hal.kernel import Kernel
 from pagoda.ops.attention import PagedBatch
 from pagoda.ops.cases.attention import attention_case, facts_of
+from pagoda.ops.cases.linear_gguf import draw_blocks
 from pagoda.ops.check import check_kernel
 from pagoda.ops.linear import GemmFacts
+from pagoda.ops.linear_gguf import GemmGgufFacts
 from pagoda.ops.native.library import ISAS, available, here, load
 from pagoda.ops.op import Case
 from pagoda.ops.registry import ALL_OPS
@@ -99,6 +101,23 @@ def test_products_are_the_same_for_any_rows_and_threads() -> None:
             with _threads(threads):
                 for rows in (1, 2, 5, 7, 13, 100, 300):
                     assert torch.equal(kernel.run(packed, x[:rows]), expected[:rows]), (threads, rows)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_1", "Q8_0"])
+def test_block_products_are_the_same_for_any_rows(kind: str) -> None:
+    gen = torch.Generator().manual_seed(0)
+    facts = GemmGgufFacts("bfloat16", kind, 320, 72)
+    kernel = KERNELS["gemm_gguf=native"]
+    if kernel.refuse(INFO, facts):
+        assert INFO.arch not in kernel.needs.archs
+        return
+    run = kernel.load(facts)
+    packed = run.pack({"weight": draw_blocks(gen, kind, 72, 320)})
+    x = torch.randn(100, 320, generator=gen).bfloat16()
+    expected = run.run(packed, x)
+    for threads, rows in itertools.product((1, 3), (1, 2, 3, 4, 5, 6, 18, 19, 50, 99)):
+        with _threads(threads):
+            assert torch.equal(run.run(packed, x[:rows]), expected[:rows]), (threads, rows)
 
 
 @contextmanager
