@@ -60,7 +60,7 @@ def _blocks_kernel() -> Kernel:
 
 
 def _block_bytes(facts: Any) -> int:
-    narrow, minimum = facts.kind in ("Q4_0", "Q4_1", "IQ4_NL"), facts.kind in ("Q4_1", "Q5_1")
+    narrow, minimum = facts.kind in ("Q4_0", "Q4_1"), facts.kind in ("Q4_1", "Q5_1")
     groups = -(-facts.out_features // 32)
     return groups * (facts.in_features // 32 * ((512 if narrow else 1024) + 64 * (1 + minimum)) + 128 * facts.bias)
 

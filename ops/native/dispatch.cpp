@@ -22,7 +22,7 @@ int offers(Offer* out) {
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                 __builtin_cpu_supports("avx512dq");
-  out[count++] = {&pg_table_avx512bf16, avx512 && __builtin_cpu_supports("avx512bf16")};
+  out[count++] = {&pg_table_avx512bf16, avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")};
   out[count++] = {&pg_table_avx512, avx512};
   out[count++] = {&pg_table_avx2, avx2};
 #endif

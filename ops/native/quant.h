@@ -1,7 +1,9 @@
 // Products with weights in blocks of 32 with a scale (and a minimum) each, as ggml stores them: they stay 4 or 8 bits wide in memory.
 //
-// Codes are small integers, exact in bfloat16, so a block's products with a bfloat16 input are exact and summed in float32; scale and
-// minimum come after: out = Σ scale · (x · codes) + minimum · Σx. Nothing of the input is rounded. Needs the bfloat16 dot product.
+// Inputs become 15-bit integers, block by block (an error of 2^-15 of the block's largest number, under half a hundredth of what
+// bfloat16 loses), in two signed bytes; products of codes and bytes are summed exactly in 32-bit integers, scales come after:
+// out = Σ scale · input scale · (128 · high + low − offset · Σx) + minimum · Σx. Integers have no order, so results do not depend
+// on the number of rows. Needs the 8-bit dot product of AVX-512.
 #pragma once
 
 #include <omp.h>
@@ -16,54 +18,55 @@ namespace PG_ISA {
 constexpr int64_t BLOCK = 32;
 
 // Bytes of one block of 32 inner indices for a group of 32 columns: codes of columns 0–15, of 16–31, scales, minima (float16).
-// 4 bits: sixteen-bit words [4][16 columns][2], nibble i of word j is pair 4j + i. 8 bits: signed bytes [16 pairs][16 columns][2].
+// 8 bits: [8 quads][16 columns][4]. 4 bits: [4][16 columns][4], quad 2j in the low, quad 2j + 1 in the high half of byte j.
 struct Format {
   int bits;
   bool minimum;
-  int8_t values[16];  // of a 4-bit code
-  int64_t block_bytes() const { return 2 * half_bytes() + 64 + (minimum ? 64 : 0); }
+  int offset;            // of the codes as they are packed: a number is scale · (code − offset) + minimum
+  const uint8_t* table;  // from ggml's 4-bit codes to ours; null: the same
   int64_t half_bytes() const { return bits == 4 ? 256 : 512; }
+  int64_t block_bytes() const { return 2 * half_bytes() + 64 + (minimum ? 64 : 0); }
 };
 
+static const uint8_t IQ4_NL_CODES[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+
 static const Format FORMATS[] = {
-    {4, false, {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}},                       // Q4_0
-    {4, true, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}},                          // Q4_1
-    {8, false, {}},                                                                             // Q5_0
-    {8, true, {}},                                                                              // Q5_1
-    {8, false, {}},                                                                             // Q8_0
-    {4, false, {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}},     // IQ4_NL
+    {4, false, 8, nullptr},         // Q4_0
+    {4, true, 0, nullptr},          // Q4_1
+    {8, false, 16, nullptr},        // Q5_0
+    {8, true, 0, nullptr},          // Q5_1
+    {8, false, 128, nullptr},       // Q8_0
+    {8, false, 128, IQ4_NL_CODES},  // IQ4_NL
 };
 enum Kind { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL };
 static const int64_t GGML_BYTES[] = {18, 20, 22, 24, 34, 18};
 
-// One ggml block: 32 codes (4-bit ones unsigned, others signed), scale and minimum as float16 bits.
-static void read_block(int kind, const uint8_t* p, int8_t* codes, uint16_t* scale, uint16_t* minimum) {
+// One ggml block: 32 codes, scale and minimum as float16 bits.
+static void read_block(int kind, const uint8_t* p, uint8_t* codes, uint16_t* scale, uint16_t* minimum) {
+  const Format& f = FORMATS[kind];
   memcpy(scale, p, 2);
   p += 2;
   *minimum = 0;
-  if (FORMATS[kind].minimum) memcpy(minimum, p, 2), p += 2;
+  if (f.minimum) memcpy(minimum, p, 2), p += 2;
   if (kind == Q8_0) {
-    memcpy(codes, p, 32);
+    for (int i = 0; i < 32; i++) codes[i] = (uint8_t)(p[i] + 128);
     return;
   }
   uint32_t high = 0;
   if (kind == Q5_0 || kind == Q5_1) memcpy(&high, p, 4), p += 4;
-  int offset = kind == Q5_0 ? 16 : 0;
   for (int i = 0; i < 16; i++) {
-    codes[i] = (int8_t)(((p[i] & 15) | (high >> i & 1) << 4) - offset);
-    codes[i + 16] = (int8_t)((p[i] >> 4 | (high >> (i + 16) & 1) << 4) - offset);
+    codes[i] = (uint8_t)((p[i] & 15) | (high >> i & 1) << 4);
+    codes[i + 16] = (uint8_t)(p[i] >> 4 | (high >> (i + 16) & 1) << 4);
   }
+  for (int i = 0; f.table && i < 32; i++) codes[i] = f.table[codes[i]];
 }
 
-static void put_code(int bits, uint8_t* half, int inner, int column, int8_t code) {
-  int pair = inner / 2, lane = column * 2 + inner % 2;
-  if (bits == 8) {
-    half[pair * 32 + lane] = (uint8_t)code;
-    return;
-  }
-  int shift = 4 * (pair % 4);
-  uint8_t* byte = half + (pair / 4 * 32 + lane) * 2 + shift / 8;
-  *byte = (uint8_t)(*byte | (code & 15) << shift % 8);
+static void put_code(int bits, uint8_t* half, int inner, int column, uint8_t code) {
+  int quad = inner / 4, lane = column * 4 + inner % 4;
+  if (bits == 8)
+    half[quad * 64 + lane] = code;
+  else
+    half[quad / 2 * 64 + lane] = (uint8_t)(half[quad / 2 * 64 + lane] | code << quad % 2 * 4);
 }
 
 static void quant_pack(const PgQuant* q, const void* source, int64_t row_bytes, void* packed) {
@@ -75,7 +78,7 @@ static void quant_pack(const PgQuant* q, const void* source, int64_t row_bytes, 
       uint8_t* out = (uint8_t*)packed + (g * blocks + b) * size;
       memset(out, 0, size);
       for (int column = 0; column < GROUP && g * GROUP + column < q->outer; column++) {
-        int8_t codes[32];
+        uint8_t codes[32];
         uint16_t scale, minimum;
         read_block(q->kind, (const uint8_t*)source + (g * GROUP + column) * row_bytes + b * GGML_BYTES[q->kind], codes, &scale, &minimum);
         for (int i = 0; i < 32; i++) put_code(f.bits, out + column / 16 * f.half_bytes(), i, column % 16, codes[i]);
@@ -90,125 +93,188 @@ static int64_t quant_bytes(const PgQuant* q) {
   return (q->outer + GROUP - 1) / GROUP * (q->inner / BLOCK) * FORMATS[q->kind].block_bytes();
 }
 
-#if PG_DOT16
+#if PG_DOT8
+
+// Inputs of a call: per row and block the bytes, the scale, offset · Σ(integers), and Σ(numbers).
+struct Inputs {
+  int8_t *high, *low;  // [rows][inner]
+  float *scale, *sum;  // [rows][blocks]
+  int32_t* shift;      // [rows][blocks]
+};
+
+static Inputs carve_inputs(int64_t rows, int64_t inner) {
+  int64_t bytes = (rows * inner + 63) / 64 * 64, small = (rows * (inner / BLOCK) * 4 + 63) / 64 * 64;
+  char* base = (char*)scratch<6>(2 * bytes + 3 * small);
+  Inputs in;
+  in.high = (int8_t*)base;
+  in.low = (int8_t*)(base + bytes);
+  in.scale = (float*)(base + 2 * bytes);
+  in.sum = (float*)(base + 2 * bytes + small);
+  in.shift = (int32_t*)(base + 2 * bytes + 2 * small);
+  return in;
+}
+
+PG_INLINE void quantise_block(const bf16* x, int offset, const Inputs& in, int64_t at, int64_t block) {
+  vf a = load(x), b = load(x + 16);
+  float largest = max(vmax(vmax(a, -a), vmax(b, -b)));
+  float inverse = largest > 0 ? 16256.0f / largest : 0.0f;
+  __m512i ia = _mm512_cvtps_epi32((__m512)(a * inverse)), ib = _mm512_cvtps_epi32((__m512)(b * inverse));
+  __m512i round = _mm512_set1_epi32(64);
+  __m512i ha = _mm512_srai_epi32(_mm512_add_epi32(ia, round), 7), hb = _mm512_srai_epi32(_mm512_add_epi32(ib, round), 7);
+  _mm_storeu_si128((__m128i*)(in.high + at), _mm512_cvtepi32_epi8(ha));
+  _mm_storeu_si128((__m128i*)(in.high + at + 16), _mm512_cvtepi32_epi8(hb));
+  _mm_storeu_si128((__m128i*)(in.low + at), _mm512_cvtepi32_epi8(_mm512_sub_epi32(ia, _mm512_slli_epi32(ha, 7))));
+  _mm_storeu_si128((__m128i*)(in.low + at + 16), _mm512_cvtepi32_epi8(_mm512_sub_epi32(ib, _mm512_slli_epi32(hb, 7))));
+  in.scale[block] = largest / 16256.0f;
+  in.shift[block] = offset * _mm512_reduce_add_epi32(_mm512_add_epi32(ia, ib));
+  in.sum[block] = sum(a + b);
+}
 
 PG_INLINE __m512 half_floats(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 
-PG_INLINE __m512bh pair_of(const bf16* x) {
-  int32_t pair;
-  memcpy(&pair, x, 4);
-  return (__m512bh)_mm512_set1_epi32(pair);
+PG_INLINE __m512i quad_of(const int8_t* x) {
+  int32_t quad;
+  memcpy(&quad, x, 4);
+  return _mm512_set1_epi32(quad);
 }
 
-// Signed bytes to bfloat16, exactly: both halves of each word through float32.
-PG_INLINE __m512bh widen_bytes(const uint8_t* p) {
-  __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));
-  __m512i even = (__m512i)_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(words, 16), 16));
-  __m512i odd = (__m512i)_mm512_cvtepi32_ps(_mm512_srai_epi32(words, 16));
-  return (__m512bh)_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(even, 16), odd);
-}
-
-PG_INLINE __m512i code_table(const Format& f) {
-  uint16_t table[32];
-  for (int i = 0; i < 32; i++) put(table + i, (float)f.values[i % 16]);
-  return _mm512_loadu_si512(table);
-}
-
-// The codes of a group as bfloat16, [blocks][half][16 pairs][16 columns][2]: worth it where many rows use them.
-template <int BITS, bool MIN>
-static void expand(const Format& f, const uint8_t* w, int64_t blocks, uint8_t* out) {
-  constexpr int HALF = BITS == 4 ? 256 : 512, SIZE = 2 * HALF + 64 + (MIN ? 64 : 0);
-  __m512i lut = code_table(f);
-  for (int64_t b = 0; b < blocks; b++, w += SIZE)
-    for (int half = 0; half < 2; half++)
-      for (int pair = 0; pair < 16; pair++, out += 64) {
-        __m512bh codes;
-        if constexpr (BITS == 4)
-          codes = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(_mm512_loadu_si512(w + half * HALF + pair / 4 * 64), pair % 4 * 4), lut);
-        else
-          codes = widen_bytes(w + half * HALF + pair * 32);
-        _mm512_storeu_si512(out, (__m512i)codes);
-      }
-}
-
-// `ready`: codes of this group that `expand` made, or null.
-template <int BITS, bool MIN, int R, int GROUPS, bool READY>
-static void quant_tile(const Format& f, const bf16* x, int64_t ldx, const float* sums, int64_t lds, const uint8_t* w, int64_t group,
-                       const uint8_t* ready, int64_t blocks, float* c, int64_t ldc) {
-  constexpr int N = 2 * GROUPS, HALF = BITS == 4 ? 256 : 512, SIZE = 2 * HALF + 64 + (MIN ? 64 : 0);
-  __m512i lut = code_table(f);
-  __m512 acc[R][N];
-  for (int r = 0; r < R; r++)
-    for (int n = 0; n < N; n++) acc[r][n] = _mm512_setzero_ps();
-  for (int64_t b = 0; b < blocks; b++, w += SIZE, x += BLOCK) {
-    __m512 dot[R][N];
-    for (int r = 0; r < R; r++)
-      for (int n = 0; n < N; n++) dot[r][n] = _mm512_setzero_ps();
-    for (int g = 0; g < (READY ? 0 : GROUPS); g++)
-#pragma GCC unroll 20
-      for (int line = 0; line < SIZE; line += 64) __builtin_prefetch(w + g * group + line + 2048);
+// Adds one block's integers, scaled, to the running sums of R rows and N halves. `tail`: the block's scales and minima.
+template <bool MIN, int R, int N>
+PG_INLINE void scale_block(__m512 (&acc)[R][N], const __m512i (&dot)[R][N], const uint8_t* tail, int64_t group, const Inputs& in, int64_t block,
+                           int64_t blocks) {
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-      __m512i v[N];
-      if constexpr (BITS == 4 && !READY)
-        for (int n = 0; n < N; n++) v[n] = _mm512_loadu_si512(w + n / 2 * group + n % 2 * HALF + j * 64);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; i++)
-#pragma GCC unroll 4
-        for (int n = 0; n < N; n++) {
-          __m512bh weight;
-          if constexpr (READY)
-            weight = (__m512bh)_mm512_loadu_si512(ready + ((b * 2 + n) * 16 + 4 * j + i) * 64);
-          else if constexpr (BITS == 4)
-            weight = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(v[n], 4 * i), lut);
-          else
-            weight = widen_bytes(w + n / 2 * group + n % 2 * HALF + (4 * j + i) * 32);
+  for (int n = 0; n < N; n++) {
+    const uint8_t* place = tail + n / 2 * group + n % 2 * 32;
+    __m512 scale = half_floats(place), minimum = MIN ? half_floats(place + 64) : _mm512_setzero_ps();
 #pragma GCC unroll 6
-          for (int r = 0; r < R; r++) dot[r][n] = _mm512_dpbf16_ps(dot[r][n], pair_of(x + r * ldx + (4 * j + i) * 2), weight);
-        }
-    }
-#pragma GCC unroll 4
-    for (int n = 0; n < N; n++) {
-      const uint8_t* tail = w + n / 2 * group + 2 * HALF + n % 2 * 32;
-      __m512 scale = half_floats(tail);
-      __m512 minimum = MIN ? half_floats(tail + 64) : _mm512_setzero_ps();
-#pragma GCC unroll 6
-      for (int r = 0; r < R; r++) {
-        acc[r][n] = _mm512_fmadd_ps(scale, dot[r][n], acc[r][n]);
-        if (MIN) acc[r][n] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sums[r * lds + b]), acc[r][n]);
-      }
+    for (int r = 0; r < R; r++) {
+      int64_t at = r * blocks + block;
+      __m512 number = _mm512_cvtepi32_ps(_mm512_sub_epi32(dot[r][n], _mm512_set1_epi32(in.shift[at])));
+      acc[r][n] = _mm512_fmadd_ps(_mm512_mul_ps(number, scale), _mm512_set1_ps(in.scale[at]), acc[r][n]);
+      if (MIN) acc[r][n] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(in.sum[at]), acc[r][n]);
     }
   }
+}
+
+template <int R, int N>
+PG_INLINE void emit_sums(const __m512 (&acc)[R][N], float* c) {
   for (int r = 0; r < R; r++)
-    for (int n = 0; n < N; n++) _mm512_storeu_ps(c + r * ldc + n * 16, acc[r][n]);
+    for (int n = 0; n < N; n++) _mm512_storeu_ps(c + r * 2 * GROUP + n * 16, acc[r][n]);
+}
+
+// One or two rows straight from 4-bit codes. High halves are used in place, sixteen times too large: their sums are shifted back.
+template <bool MIN, int R, int N>
+static void tile4(const Inputs& in, int64_t inner, const uint8_t* w, int64_t group, float* c) {
+  constexpr int SIZE = 2 * 256 + 64 + (MIN ? 64 : 0);
+  int64_t blocks = inner / BLOCK;
+  __m512i mask = _mm512_set1_epi8(15);
+  __m512 acc[R][N] = {};
+  for (int64_t b = 0; b < blocks; b++, w += SIZE) {
+    for (int g = 0; g < N / 2; g++)
+#pragma GCC unroll 20
+      for (int line = 0; line < SIZE; line += 64) __builtin_prefetch(w + g * group + line + 2560);
+    __m512i even[R][N], odd[R][N];
+    for (int r = 0; r < R; r++)
+      for (int n = 0; n < N; n++) even[r][n] = odd[r][n] = _mm512_setzero_si512();
+#pragma GCC unroll 2
+    for (int part = 0; part < 2; part++) {
+      const int8_t* x = (part ? in.low : in.high) + b * BLOCK;
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; j++)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+          __m512i v = _mm512_loadu_si512(w + n / 2 * group + n % 2 * 256 + j * 64);
+          __m512i low = _mm512_and_si512(v, mask), high = _mm512_andnot_si512(mask, v);
+#pragma GCC unroll 2
+          for (int r = 0; r < R; r++) {
+            even[r][n] = _mm512_dpbusd_epi32(even[r][n], low, quad_of(x + r * inner + 8 * j));
+            odd[r][n] = _mm512_dpbusd_epi32(odd[r][n], high, quad_of(x + r * inner + 8 * j + 4));
+          }
+        }
+      for (int r = 0; part == 0 && r < R; r++)
+        for (int n = 0; n < N; n++) even[r][n] = _mm512_slli_epi32(even[r][n], 7), odd[r][n] = _mm512_slli_epi32(odd[r][n], 7);
+    }
+    for (int r = 0; r < R; r++)
+      for (int n = 0; n < N; n++) even[r][n] = _mm512_add_epi32(even[r][n], _mm512_srai_epi32(odd[r][n], 4));
+    scale_block<MIN>(acc, even, w + 512, group, in, b, blocks);
+  }
+  emit_sums(acc, c);
+}
+
+// Up to six rows with 8-bit codes: those of the weight itself, or those that `expand` made of 4-bit ones. `step`: bytes from block to
+// block of the codes; scales are those of the weight.
+template <int TAIL, bool MIN, int R, int N>
+static void tile8(const Inputs& in, int64_t inner, const uint8_t* codes, int64_t code_group, int64_t step, const uint8_t* w, int64_t group,
+                  float* c) {
+  constexpr int SIZE = TAIL + 64 + (MIN ? 64 : 0);
+  int64_t blocks = inner / BLOCK;
+  __m512 acc[R][N] = {};
+  for (int64_t b = 0; b < blocks; b++, codes += step, w += SIZE) {
+    if (TAIL == 1024 && R <= 2)
+      for (int g = 0; g < (N + 1) / 2; g++)
+#pragma GCC unroll 20
+        for (int line = 0; line < SIZE; line += 64) __builtin_prefetch(w + g * group + line + 4096);
+    __m512i dot[R][N];
+    for (int r = 0; r < R; r++)
+      for (int n = 0; n < N; n++) dot[r][n] = _mm512_setzero_si512();
+#pragma GCC unroll 2
+    for (int part = 0; part < 2; part++) {
+      const int8_t* x = (part ? in.low : in.high) + b * BLOCK;
+#pragma GCC unroll 8
+      for (int j = 0; j < 8; j++)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+          __m512i v = _mm512_loadu_si512(codes + n / 2 * code_group + n % 2 * 512 + j * 64);
+#pragma GCC unroll 6
+          for (int r = 0; r < R; r++) dot[r][n] = _mm512_dpbusd_epi32(dot[r][n], v, quad_of(x + r * inner + 4 * j));
+        }
+      for (int r = 0; part == 0 && r < R; r++)
+        for (int n = 0; n < N; n++) dot[r][n] = _mm512_slli_epi32(dot[r][n], 7);
+    }
+    scale_block<MIN>(acc, dot, w + TAIL, group, in, b, blocks);
+  }
+  emit_sums(acc, c);
+}
+
+// A group's 4-bit codes as bytes.
+static void expand(const uint8_t* w, int64_t size, int64_t blocks, uint8_t* out) {
+  __m512i mask = _mm512_set1_epi8(15);
+  for (int64_t b = 0; b < blocks; b++, w += size)
+    for (int line = 0; line < 8; line++, out += 128) {
+      __m512i v = _mm512_loadu_si512(w + line * 64);
+      _mm512_storeu_si512(out, _mm512_and_si512(v, mask));
+      _mm512_storeu_si512(out + 64, _mm512_and_si512(_mm512_srli_epi16(v, 4), mask));
+    }
 }
 
 template <int BITS, bool MIN>
-static void quant_rows(const PgQuant* q, const bf16* x, int64_t ldx, int64_t rows, const float* sums, bf16* out, int64_t ldo, int64_t first,
-                       int64_t last) {
-  const Format& f = FORMATS[q->kind];
-  int64_t blocks = q->inner / BLOCK, group = blocks * f.block_bytes(), ldc = 2 * GROUP, pieces = (rows + 5) / 6;
+static void quant_rows(const PgQuant* q, const Inputs& all, int64_t rows, bf16* out, int64_t ldo, int64_t first, int64_t last) {
+  constexpr int TAIL = BITS == 4 ? 512 : 1024, SIZE = TAIL + 64 + (MIN ? 64 : 0);
+  int64_t inner = q->inner, blocks = inner / BLOCK, group = blocks * SIZE, pieces = (rows + 5) / 6;
   alignas(64) float c[6 * 2 * GROUP];
-  uint8_t* ready = pieces > 3 ? (uint8_t*)scratch<7>(blocks * 2048) : nullptr;  // then pieces have three rows or more
+  uint8_t* ready = BITS == 4 && rows > 2 ? (uint8_t*)scratch<7>(blocks * 1024) : nullptr;
   for (int64_t g = first; g < last;) {
     int64_t wide = rows <= 2 && g + 1 < last ? 2 : 1;
     const uint8_t* w = (const uint8_t*)q->weight + g * group;
-    if (ready) expand<BITS, MIN>(f, w, blocks, ready);
+    if (ready) expand(w, SIZE, blocks, ready);
+    const uint8_t* codes = ready ? ready : w;
+    int64_t step = ready ? 1024 : SIZE;
     for (int64_t piece = 0; piece < pieces; piece++) {
       int64_t m = rows * piece / pieces, count = rows * (piece + 1) / pieces - m;
-      const bf16* from = x + m * ldx;
-      const float* s = sums + m * blocks;
-#define PG_CASE(R, G, READY) quant_tile<BITS, MIN, R, G, READY>(f, from, ldx, s, blocks, w, group, ready, blocks, c, ldc)
-      if (ready)
-        count == 6 ? PG_CASE(6, 1, true) : count == 5 ? PG_CASE(5, 1, true) : count == 4 ? PG_CASE(4, 1, true) : PG_CASE(3, 1, true);
-      else if (wide == 2)
-        count == 1 ? PG_CASE(1, 2, false) : PG_CASE(2, 2, false);
-      else if (count <= 3)
-        count == 1 ? PG_CASE(1, 1, false) : count == 2 ? PG_CASE(2, 1, false) : PG_CASE(3, 1, false);
+      Inputs in{all.high + m * inner, all.low + m * inner, all.scale + m * blocks, all.sum + m * blocks, all.shift + m * blocks};
+#define PG_TILE8(R, N) tile8<TAIL, MIN, R, N>(in, inner, codes, group, step, w, group, c)
+#define PG_TILE(R, N) (BITS == 4 ? tile4<MIN, R, N>(in, inner, w, group, c) : PG_TILE8(R, N))
+      if (count == 1)
+        wide == 2 ? PG_TILE(1, 4) : PG_TILE(1, 2);
+      else if (count == 2)
+        wide == 2 && rows == 2 ? PG_TILE(2, 4) : rows == 2 ? PG_TILE(2, 2) : PG_TILE8(2, 2);
+      else if (count <= 4)
+        count == 3 ? PG_TILE8(3, 2) : PG_TILE8(4, 2);
       else
-        count == 4 ? PG_CASE(4, 1, false) : count == 5 ? PG_CASE(5, 1, false) : PG_CASE(6, 1, false);
-#undef PG_CASE
-      emit(q->bias, q->outer, count, g * GROUP, wide * GROUP, c, ldc, out + m * ldo, ldo);
+        count == 5 ? PG_TILE8(5, 2) : PG_TILE8(6, 2);
+#undef PG_TILE
+#undef PG_TILE8
+      emit(q->bias, q->outer, count, g * GROUP, wide * GROUP, c, 2 * GROUP, out + m * ldo, ldo);
     }
     g += wide;
   }
@@ -217,21 +283,19 @@ static void quant_rows(const PgQuant* q, const bf16* x, int64_t ldx, int64_t row
 static void quant_gemm(const PgQuant* q, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads) {
   const bf16* from = (const bf16*)x;
   const Format& f = FORMATS[q->kind];
-  int64_t blocks = q->inner / BLOCK, groups = (q->outer + GROUP - 1) / GROUP;
-  float* sums = (float*)scratch<6>(rows * blocks * sizeof(float) + 64);
+  int64_t inner = q->inner, blocks = inner / BLOCK, groups = (q->outer + GROUP - 1) / GROUP;
+  Inputs in = carve_inputs(rows, inner);
+  for_rows(rows, team(rows, inner * 4, threads), [=](int64_t r) {
+    for (int64_t b = 0; b < blocks; b++) quantise_block(from + r * x_stride + b * BLOCK, f.offset, in, r * inner + b * BLOCK, r * blocks + b);
+  });
   auto part = f.bits == 4 ? (f.minimum ? quant_rows<4, true> : quant_rows<4, false>)
                           : (f.minimum ? quant_rows<8, true> : quant_rows<8, false>);
-  if (f.minimum)
-    for_rows(rows, team(rows, q->inner * 2, threads), [=](int64_t r) {
-      for (int64_t b = 0; b < blocks; b++)
-        sums[r * blocks + b] = sum(load(from + r * x_stride + b * BLOCK) + load(from + r * x_stride + b * BLOCK + 16));
-    });
   if (groups < threads) threads = (int)groups;
-  if (groups * q->inner * rows < 20000) threads = 1;
+  if (groups * inner * rows < 20000) threads = 1;
 #pragma omp parallel num_threads(threads > 0 ? threads : 1)
   {
     int64_t id = omp_get_thread_num(), team = omp_get_num_threads();
-    part(q, from, x_stride, rows, sums, (bf16*)out, out_stride, groups * id / team, groups * (id + 1) / team);
+    part(q, in, rows, (bf16*)out, out_stride, groups * id / team, groups * (id + 1) / team);
   }
 }
 

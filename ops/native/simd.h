@@ -22,6 +22,12 @@
 #define PG_DOT16 0
 #endif
 
+#if PG_W == 16 && defined(__AVX512VNNI__)
+#define PG_DOT8 1
+#else
+#define PG_DOT8 0
+#endif
+
 #define PG_INLINE static inline __attribute__((always_inline))
 
 namespace PG_ISA {
