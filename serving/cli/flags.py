@@ -39,16 +39,28 @@ class Option:
 class Parser(argparse.ArgumentParser):
     """A command's options. Wrong ones raise `ConfigError`; values stay unset until given, so that dataclasses keep their defaults."""
 
-    def __init__(self, command: str, summary: str, usage: str = "[options]") -> None:
+    def __init__(self, command: str, summary: str, usage: str = "[options]", words: int = 0) -> None:
+        """`words`: how many plain words may stand among the options; `values` gives them as "words"."""
         super().__init__(prog=f"pagoda {command}", description=summary, usage=usage, allow_abbrev=False, add_help=False)
         self.sections: dict[str, list[Option]] = {}
+        self.words = words
         self.add_argument("-h", "--help", action="help")
 
+    def add_config_file(self) -> None:
+        """`--config FILE`."""
+        flag = Flag("YAML file of options, by their names here; the command line wins.")
+        self.add_option(Option("config", flag, "one", str, "FILE", None), "Files")
+
     def add_config(self, config: type, title: str = "Options") -> None:
-        """Every field of a dataclass as an option, under the sections that its flags open."""
+        """Every field of a dataclass as an option, under the sections that its flags open.
+
+        A field whose name is here already (`seed` of a load and of an engine) is set by the same option.
+        """
+        here = {option.name for options in self.sections.values() for option in options}
         for option in options_of(config):
             title = option.flag.section or title
-            self.add_option(option, title)
+            if option.name not in here:
+                self.add_option(option, title)
 
     def add_option(self, option: Option, title: str) -> None:
         self.sections.setdefault(title, []).append(option)
@@ -65,10 +77,7 @@ class Parser(argparse.ArgumentParser):
         """What `argv` gives, by field name; `--help` prints and exits. A `--config` file's values stand under the command line's."""
         given = self._parse(argv)
         path = given.pop("config", None)
-        if path is None:
-            return given
-        from_file = self._parse(arguments_of_file(path))
-        return from_file | given
+        return given if path is None else self._parse(arguments_of_file(path)) | given
 
     def format_help(self) -> str:
         return help_text.command_help(self.prog, self.usage or "", self.description or "", self.sections)
@@ -77,14 +86,17 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
     def _parse(self, argv: Sequence[str]) -> dict[str, Any]:
-        namespace, rest = self.parse_known_args([_dashed(word) for word in argv])
-        if rest:
-            self._refuse(rest[0])
-        return {name: _merged(value) for name, value in vars(namespace).items()}
+        end = argv.index("--") if "--" in argv else len(argv)
+        namespace, rest = self.parse_known_args([_dashed(word) for word in argv[:end]])
+        unknown = next((word for word in rest if word.startswith("-") and word != "-"), None)
+        if unknown is not None:
+            self._refuse(unknown)
+        words = [*rest, *argv[end + 1 :]]
+        if len(words) > self.words:
+            raise ConfigError(f"unexpected argument {words[self.words]!r}; see {self.prog} --help")
+        return {name: _merged(value) for name, value in vars(namespace).items()} | ({"words": words} if words else {})
 
     def _refuse(self, word: str) -> NoReturn:
-        if not word.startswith("-"):
-            raise ConfigError(f"unexpected argument {word!r}; see {self.prog} --help")
         flag = word.split("=", 1)[0]
         near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"

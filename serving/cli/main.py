@@ -26,12 +26,18 @@ class Command(NamedTuple):
 
 
 SECTIONS: dict[str, dict[str, Command]] = {
+    "Serve and talk": {
+        "serve": Command("serve", "Serve a model over HTTP: OpenAI's API and more."),
+        "generate": Command("generate", "Complete a prompt, or standard input, and print it as it comes."),
+        "chat": Command("chat", "Talk to a model in the terminal, here or on a running server."),
+    },
     "Models": {
         "pull": Command("pull", "Fetch a model of the hub into the cache.", "pull"),
         "list": Command("list_models", "The models on this machine, with their sizes.", "list_models"),
         "rm": Command("remove", "Delete a model from the cache.", "remove"),
     },
     "Understand": {
+        "plan": Command("plan", "Where memory will go and which kernels will run, before anything loads."),
         "devices": Command("devices", "What there is to run on, and what each device can do.", "devices"),
         "conformance": Command("conformance", "Hold a device to the contract, level by level, and write the report.", "conformance"),
         "collect-env": Command("collect_env", "Versions, machine and devices, for a bug report."),

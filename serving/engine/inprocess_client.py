@@ -71,7 +71,8 @@ class InProcessClient:
         thread, self._thread = self._thread, None
         if thread is not None:
             self._core().stop()
-            await asyncio.to_thread(thread.join)
+            while thread.is_alive():  # not to_thread: at interpreter exit executors take no more work
+                await asyncio.sleep(0.002)
             self._streams.fail(EngineDeadError("the engine was closed"))
 
     def _core(self) -> EngineCore:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.cli.flags import Parser, build, options_of
+from pagoda.serving.cli.words import with_model
 from pagoda.serving.engine.config import EngineConfig, Flag
 
 
@@ -105,7 +106,7 @@ def from_file(tmp_path: Path, text: str, line: str = "") -> Toy:
     path = tmp_path / "toy.yaml"
     path.write_text(text)
     made = parser()
-    made.add_argument("--config", default=None)
+    made.add_config_file()
     return build(Toy, made.values([*line.split(), "--config", str(path)]))
 
 
@@ -125,7 +126,7 @@ def test_wrong_files_are_named(tmp_path: Path, text: str, message: str) -> None:
 
 def test_a_missing_file_is_named() -> None:
     made = parser()
-    made.add_argument("--config", default=None)
+    made.add_config_file()
     with pytest.raises(ConfigError, match=r"--config /nowhere\.yaml: No such file"):
         made.values(["--config", "/nowhere.yaml"])
 
@@ -144,3 +145,19 @@ def test_every_engine_field_has_a_flag_with_help() -> None:
     assert json.dumps(sorted(names))
     for option in options_of(EngineConfig):
         assert option.flag.help.endswith(".")
+
+
+def test_words_may_stand_among_options() -> None:
+    made = Parser("toy", "", words=2)
+    made.add_config(Toy)
+    assert made.values(["a", "--count", "3", "b c"]) == {"count": 3, "words": ["a", "b c"]}
+    assert made.values(["--count", "3", "--", "--text", "-x"]) == {"count": 3, "words": ["--text", "-x"]}
+    with pytest.raises(ConfigError, match="unexpected argument 'c'"):
+        made.values(["a", "b", "c"])
+
+
+def test_the_model_is_the_first_word() -> None:
+    assert with_model({"words": ["m"], "seed": 1}) == {"model": "m", "seed": 1}
+    assert with_model({"words": ["m"], "model": "m"}) == with_model({"model": "m"}) == {"model": "m"}
+    with pytest.raises(ConfigError, match="two models are named: 'm' and --model 'n'"):
+        with_model({"words": ["m"], "model": "n"})

@@ -9,7 +9,10 @@ from pagoda.hal.errors import ConfigError
 from pagoda.serving.cli import help_text
 
 KINDS = {
+    "latency": "Time of one batch through the engine, alone.",
+    "throughput": "Tokens a second with everything queued at once.",
     "serve": "A running server under load: rates, concurrency, time to first token, goodput.",
+    "startup": "Time from process start to ready, and to the first token.",
 }
 
 

@@ -1,0 +1,50 @@
+"""The text side of a checkpoint on disk: its tokenizer, its chat templates, its sampling defaults. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pagoda.hal.errors import ConfigError
+from pagoda.serving.frontend.chat_template import ChatTemplate
+from pagoda.serving.frontend.gguf_tokenizer import load_gguf
+from pagoda.serving.frontend.text import TextFrontend
+from pagoda.serving.frontend.tokenizer import Tokenizer, load_folder
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """From a model folder or a GGUF file. Raises `ConfigError` when there is none, `CheckpointError` when it is damaged."""
+    return load_gguf(path) if path.is_file() else load_folder(path)
+
+
+def load_text(
+    path: Path,
+    *,
+    chat_template: str | None = None,
+    content_format: Literal["auto", "string", "openai"] = "auto",
+    template_defaults: Mapping[str, Any] | None = None,
+) -> TextFrontend:
+    """Tokenizer and templates of a model folder or GGUF file.
+
+    Args:
+        chat_template: a file with one, or the source itself, instead of the checkpoint's.
+        content_format, template_defaults: see `ChatTemplate`.
+    """
+    tokenizer = load_tokenizer(path)
+    sources = dict(tokenizer.chat_templates)
+    if chat_template is not None:
+        sources = {"default": template_source(chat_template)}
+    if not sources:
+        return TextFrontend(tokenizer)
+    return TextFrontend(tokenizer, ChatTemplate(sources, tokenizer.special_tokens, content_format, template_defaults or {}))
+
+
+def template_source(given: str) -> str:
+    """A template from a file, or the source itself where it looks like one."""
+    if "{" in given or "\n" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--chat-template {given}: {error.strerror}; give a file, or the template itself") from error

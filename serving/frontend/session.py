@@ -1,0 +1,55 @@
+"""One engine with its text side: prompts and conversations in, growing `RequestOutput`s out. SDK and commands stand on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from pagoda.serving.engine.client import EngineClient
+from pagoda.serving.engine.messages import EngineRequest
+from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.frontend.outputs import OutputBuilder, RequestOutput
+from pagoda.serving.frontend.processor import Encoded, Messages, Processor, Prompt
+
+
+class Session:
+    """Runs requests on a started engine, in the asyncio loop that the client belongs to."""
+
+    def __init__(self, client: EngineClient, processor: Processor) -> None:
+        self.client = client
+        self.processor = processor
+
+    def of_prompt(self, prompt: Prompt, params: SamplingParams | None = None, **fields: Any) -> tuple[EngineRequest, str | None]:
+        """A request for a prompt, checked, not sent; the prompt's text beside it. `fields` are those of `Processor.request`."""
+        return self._made(self.processor.encode(prompt), params, fields)
+
+    def of_chat(
+        self, messages: Messages, params: SamplingParams | None = None, options: dict[str, Any] | None = None, **fields: Any
+    ) -> tuple[EngineRequest, str | None]:
+        """The same for a conversation; `options` go to the chat template."""
+        return self._made(self.processor.encode_chat(messages, **options or {}), params, fields)
+
+    def _made(self, encoded: Encoded, params: SamplingParams | None, fields: dict[str, Any]) -> tuple[EngineRequest, str | None]:
+        return self.processor.request(encoded.ids, params or self.processor.default_params(), **fields), encoded.text
+
+    async def run(self, request: EngineRequest, prompt: str | None = None) -> AsyncGenerator[RequestOutput, None]:
+        """Send a request; yields its output, the same growing object, after every step until it is finished.
+
+        Leaving early ends the request in the engine, as do its stop strings.
+        """
+        builder = OutputBuilder(request, prompt, self.processor.text.tokenizer)
+        async with aclosing(self.client.generate(request)) as deltas:  # type: ignore[type-var]
+            async for delta in deltas:
+                builder.push(delta)
+                yield builder.output
+                if builder.output.finished:
+                    return
+
+    async def complete(self, request: EngineRequest, prompt: str | None = None) -> RequestOutput:
+        """The finished output."""
+        async with aclosing(self.run(request, prompt)) as outputs:
+            async for output in outputs:
+                if output.finished:
+                    return output
+        raise AssertionError("an engine's stream ends with a finished delta")

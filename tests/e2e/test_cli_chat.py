@@ -1,0 +1,120 @@
+"""`pagoda chat --url` as its users run it: in a pipe and on a terminal, against a real server process with the toy engine."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from toy_process import ServerProcess
+
+COMMAND = [sys.executable, "-m", "pagoda.serving.cli.main", "chat"]
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x01\x02\r]")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with ServerProcess.toy(delay=0.005) as server:
+        yield server.where
+
+
+class Terminal:
+    """The command on a pseudo-terminal."""
+
+    def __init__(self, *words: str) -> None:
+        self._end, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+        self.process = subprocess.Popen(
+            [*COMMAND, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+        )
+        os.close(theirs)
+        self.shown = ""
+
+    def wait_for(self, pattern: str, seconds: float = 30) -> str:
+        """What is shown up to the pattern, without control codes; it is taken away."""
+        end = time.monotonic() + seconds
+        while (found := re.search(pattern, self.shown)) is None:
+            assert select.select([self._end], [], [], max(end - time.monotonic(), 0))[0], f"no {pattern!r} in {self.shown!r}"
+            self.shown += CONTROL.sub("", os.read(self._end, 65536).decode(errors="replace"))
+        text, self.shown = self.shown[: found.end()], self.shown[found.end() :]
+        return text
+
+    def type(self, line: str) -> None:
+        os.write(self._end, line.encode())
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._end)
+
+
+@pytest.fixture
+def terminal(url: str) -> Iterator[Terminal]:
+    made = Terminal("--url", url, "--max-tokens", "400")
+    made.wait_for("› ")
+    yield made
+    made.close()
+
+
+def pipe(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], input=text, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_pipe_is_one_message_and_a_plain_answer(url: str) -> None:
+    done = pipe("--url", url, "--system", "S.", "--max-tokens", "400", text="two\nlines\n")
+    assert (done.returncode, done.stdout) == (0, "system:S.\nuser:two\nlines\nassistant:\n")  # the toy repeats its prompt
+    assert re.fullmatch(r"\d+ tokens, [\d.]+ tokens/s, first after \d+ ms\n", done.stderr)
+
+
+def test_errors_in_a_pipe_are_one_line(url: str) -> None:
+    gone = pipe("--url", "http://127.0.0.1:1", text="hi")
+    assert gone.returncode == 1 and "http://127.0.0.1:1 does not answer" in gone.stderr and "Traceback" not in gone.stderr
+    absent = pipe("nothing", "--url", url, text="hi")
+    assert absent.returncode == 1 and "refused with 404" in absent.stderr and "nothing" in absent.stderr
+    wrong = pipe("--url", url, "--temperatur", "1", text="hi")
+    assert wrong.returncode == 2 and "did you mean --temperature?" in wrong.stderr
+
+
+def test_a_conversation_on_a_terminal(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.type("**hello**\n")
+    shown = terminal.wait_for(r"\d+ tokens, [\d.]+ tokens/s")
+    assert "user:hello" in shown  # as markdown
+    terminal.wait_for("› ")
+    terminal.type("/temp 0\n")
+    terminal.wait_for("Temperature: 0.0")
+    terminal.type(f"/save {tmp_path / 'talk.md'}\n")
+    terminal.wait_for("Saved 2 messages")
+    assert "**user**\n\n**hello**" in (tmp_path / "talk.md").read_text()
+    terminal.type("/clear\n/what\n")
+    terminal.wait_for("no command /what")
+    terminal.type("\x04")
+    assert terminal.process.wait(10) == 0
+
+
+def test_an_interrupt_stops_the_answer_and_keeps_the_conversation(terminal: Terminal) -> None:
+    terminal.type("x" * 380 + "\n")
+    terminal.wait_for("user:")
+    os.killpg(terminal.process.pid, signal.SIGINT)
+    assert int(re.findall(r"(\d+) tokens", terminal.wait_for(r"\d+ tokens.*stopped"))[-1]) < 380
+    terminal.wait_for("› ")
+    terminal.type("/quit\n")
+    assert terminal.process.wait(10) == 0
+
+
+def test_an_error_of_the_server_leaves_the_chat_open(terminal: Terminal) -> None:
+    for _ in range(3):
+        terminal.type("y" * 1500 + "\\\n")
+    terminal.type("z\n")
+    terminal.wait_for("refused with 400")
+    terminal.wait_for("› ")
+    terminal.type("short\n")
+    terminal.wait_for("user:short")
