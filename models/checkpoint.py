@@ -79,11 +79,12 @@ class Transpose:
 
 @dataclass(frozen=True)
 class Reorder:
-    """Rows seen as `view`, axes exchanged to `order`: undoes per-head interleaving and permuted rotary rows."""
+    """Dimension `dim` seen as `view`, axes exchanged to `order`: undoes per-head interleaving and permuted rotary rows."""
 
     name: str
     view: tuple[int, ...]
     order: tuple[int, ...]
+    dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,8 @@ def _apply(rule: Rule, tensors: Tensors) -> Tensors:
             return _each(tensors, rule.old, lambda words, tensor: _unstack(rule, words, tensor))
         case Transpose(name):
             return _each(tensors, name, lambda words, tensor: {_fill(name, words): transposed(tensor)})
-        case Reorder(name, view, order):
-            return _each(tensors, name, lambda words, tensor: {_fill(name, words): Reordered(tensor.name, tensor, view, order)})
+        case Reorder(name, view, order, dim):
+            return _each(tensors, name, lambda words, tensor: {_fill(name, words): Reordered(tensor.name, tensor, view, order, dim)})
         case Add(name, value):
             return _each(tensors, name, lambda words, tensor: {_fill(name, words): Shifted(tensor.name, tensor, value)})
         case Drop(name):
@@ -183,7 +184,7 @@ def _inverse(rule: Rule) -> Rule:
             return Unstack(new, old, axis, count)
         case Unstack(old, new, axis, count):
             return Stack(new, old, axis, count)
-        case Reorder(_, view, order):
+        case Reorder(view=view, order=order):
             back = tuple(order.index(i) for i in range(len(order)))
             return replace(rule, view=tuple(view[i] for i in order), order=back)
         case Add(name, value):

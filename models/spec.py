@@ -34,9 +34,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Alibi:
-    """Linear biases (arXiv:2108.12409): a slope per head instead of a position encoding. `max_bias` sets the steepest."""
+    """Linear biases (arXiv:2108.12409): a slope per head instead of a position encoding. `max_bias` sets the steepest, `scale` all."""
 
     max_bias: float = 8.0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -103,14 +104,25 @@ class Router:
 
 
 @dataclass(frozen=True)
+class ClampedSwiglu:
+    """`gate · σ(alpha · gate) · (up + 1)` with the gate clamped from above and up on both sides."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True)
 class Moe:
-    """Routed experts, `top_k` of `experts` per token; `shared` runs for every token, its output gated by a sigmoid where `shared_gate`."""
+    """Routed experts, `top_k` of `experts` per token; `shared` runs for every token, its output gated by a sigmoid where `shared_gate`.
+
+    `bias`: experts have biases. `scale_input`: weights multiply the input instead of the output.
+    """
 
     experts: int
     top_k: int
     hidden: int
     router: Router
-    activation: str = "silu"
+    activation: str | ClampedSwiglu = "silu"
     shared: Mlp | None = None
     shared_gate: bool = False
     bias: bool = False

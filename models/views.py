@@ -163,17 +163,20 @@ def transposed(tensor: StoredTensor) -> StoredTensor:
 
 @dataclass(frozen=True)
 class Reordered:
-    """Rows (dimension 0) seen as `view`, its axes exchanged to `order`, and flattened again."""
+    """Dimension `dim` seen as `view`, its axes exchanged to `order`, and flattened again."""
 
     name: str
     base: StoredTensor
     view: tuple[int, ...]
     order: tuple[int, ...]
+    dim: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
-        if prod(self.view) != self.base.shape[0]:
-            raise CheckpointError(f"{self.name}: {self.base.shape[0]} rows are stored, {prod(self.view)} = {self.view} were expected")
+        if prod(self.view) != self.base.shape[self.dim]:
+            raise CheckpointError(
+                f"{self.name}: {prod(self.view)} = {self.view} rows were expected, {self.base.shape[self.dim]} are stored"
+            )
         return self.base.shape
 
     @property
@@ -181,10 +184,15 @@ class Reordered:
         return self.base.dtype
 
     def read(self, index: Index = ()) -> torch.Tensor:
-        rows = torch.arange(self.shape[0]).view(self.view).permute(self.order).reshape(-1)
-        wanted = rows[index[0]] if index else rows
+        full = _full(index, self.shape)
+        order = torch.arange(self.shape[self.dim]).view(self.view).permute(self.order).reshape(-1)
+        wanted = order[slice(*full[self.dim])]
         start, stop = (int(wanted.min()), int(wanted.max()) + 1) if len(wanted) else (0, 0)
-        return self.base.read((slice(start, stop), *index[1:]))[wanted - start]
+        full[self.dim] = (start, stop)
+        # Trailing slices that take everything are left out: rows of block types are then read whole.
+        return self.base.read(tuple(slice(*bounds) for bounds in full)[: max(self.dim + 1, len(index))]).index_select(
+            self.dim, wanted - start
+        )
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,10 @@ def _windows(spec: Attention) -> tuple[int | None, int | None]:
 def _slopes(spec: Attention, heads: Span, build: Builder) -> torch.Tensor | None:
     if not isinstance(spec.position, Alibi) or not build.loading:
         return None
-    return torch.tensor(alibi_slopes(spec.heads, spec.position.max_bias)[heads.index], dtype=torch.float32, device=build.torch_device)
+    return (
+        torch.tensor(alibi_slopes(spec.heads, spec.position.max_bias)[heads.index], dtype=torch.float32, device=build.torch_device)
+        * spec.position.scale
+    )
 
 
 def alibi_slopes(heads: int, max_bias: float = 8.0) -> Sequence[float]:

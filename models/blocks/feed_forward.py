@@ -8,7 +8,7 @@ import torch
 from pagoda.models.blocks.linear import Linear
 from pagoda.models.builder import Builder
 from pagoda.models.parallel.shard import Shard, Span
-from pagoda.models.spec import Mlp, Moe
+from pagoda.models.spec import ClampedSwiglu, Mlp, Moe
 from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.moe import MoeMlpFacts, RouteFacts
 
@@ -45,10 +45,21 @@ class MoeBlock:
         )  # fmt: skip
         route = build.kernel("route", facts)
         experts, hidden = _placement(build.shard, spec)
+        clamp = spec.activation if isinstance(spec.activation, ClampedSwiglu) else None
         mlp = MoeMlpFacts(
-            dtype, spec.experts, width, len(hidden), spec.top_k, spec.activation,
-            bias=spec.bias, first=experts.part.start, local=len(experts), scale_input=spec.scale_input,
-        )  # fmt: skip
+            dtype,
+            spec.experts,
+            width,
+            len(hidden),
+            spec.top_k,
+            spec.activation if isinstance(spec.activation, str) else "silu",
+            bias=spec.bias,
+            alpha=clamp.alpha if clamp else None,
+            limit=clamp.limit if clamp else None,
+            first=experts.part.start,
+            local=len(experts),
+            scale_input=spec.scale_input,
+        )
         run, self._packed = build.experts(f"{path}.experts", mlp, experts, hidden)
         self._shared = MlpBlock(build, f"{path}.shared", spec.shared, width) if spec.shared else None
         self._gate = build.linear(path, {"shared_gate": Span.whole(1)}, Span.whole(width), "replicated") if spec.shared_gate else None
@@ -68,6 +79,7 @@ class MoeBlock:
 
 
 def _placement(shard: Shard, spec: Moe) -> tuple[Span, Span]:
-    if spec.hidden % shard.world == 0:
+    # Experts with biases stay whole: their outputs are summed over ranks, a bias must be added once.
+    if spec.hidden % shard.world == 0 and not spec.bias:
         return Span.whole(spec.experts), shard.split(spec.hidden, "hidden numbers of an expert")
     return shard.split(spec.experts, "experts"), Span.whole(spec.hidden)

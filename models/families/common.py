@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagoda.hal.errors import ModelError
-from pagoda.models.checkpoint import Drop, Rename, Rule
+from pagoda.models.checkpoint import Drop, Rename, Reorder, Rule, Split, Stack
 from pagoda.models.config import Config
 from pagoda.models.rope import (
     DynamicScaling,
@@ -20,7 +20,7 @@ from pagoda.models.rope import (
     YarnScaling,
     yarn_attention_factor,
 )
-from pagoda.models.spec import Norm, Window
+from pagoda.models.spec import Attention, DecoderSpec, Layer, Moe, Norm, Window
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
@@ -178,3 +178,33 @@ def llama_rules(tied: bool, norms: Mapping[str, str] | None = None) -> tuple[Rul
         Rename("layers.{i}.mlp.{p}_proj.{t}", "layers.{i}.ff.{p}.{t}"),
         *(Rename(f"layers.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in slots.items()),
     )
+
+
+def change_layers(spec: DecoderSpec, change: Callable[[int, Layer, Attention], Layer]) -> DecoderSpec:
+    """The spec with each layer changed: `change(index, layer, its attention)`."""
+    attentions = [layer.mixer for layer in spec.layers if layer.mixer]
+    return replace(spec, layers=tuple(change(i, layer, attentions[i]) for i, layer in enumerate(spec.layers)))
+
+
+def attention_of(spec: DecoderSpec) -> Attention:
+    """The first layer's attention, of families whose layers agree in geometry."""
+    attention = spec.layers[0].mixer
+    assert attention is not None
+    return attention
+
+
+def listed_experts(spec: DecoderSpec, block: str, names: Mapping[str, str]) -> tuple[Rule, ...]:
+    """Experts stored one by one as `layers.{i}.BLOCK.experts.{e}.NAME`, stacked. `names`: theirs → ours."""
+    count = next(layer.feed_forward.experts for layer in spec.layers if isinstance(layer.feed_forward, Moe))
+    at = f"layers.{{i}}.{block}.experts.{{e}}"
+    return tuple(Stack(f"{at}.{theirs}.{{t}}", f"layers.{{i}}.ff.experts.{ours}.{{t}}", "e", count) for theirs, ours in names.items())
+
+
+PROJECTIONS = {f"{name}_proj": name for name in ("gate", "up", "down")}
+
+
+def interleaved_qkv(spec: DecoderSpec, name: str) -> tuple[Rule, ...]:
+    """q, k and v of each head side by side in `NAME.{t}` → three tensors."""
+    attention = attention_of(spec)
+    view = (attention.heads, 3, attention.head_dim)
+    return (Reorder(f"{name}.{{t}}", view, (1, 0, 2)), Split(f"{name}.{{t}}", tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "qkv")))

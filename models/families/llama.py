@@ -5,13 +5,14 @@ from __future__ import annotations
 from pagoda.models.config import Config
 from pagoda.models.families.common import Heads, activation, llama_rules, max_positions, rms, rope, windows
 from pagoda.models.family import Family
+from pagoda.models.rope import RopeStyle
 from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Window
 
 
-def spec(config: Config) -> DecoderSpec:
+def spec(config: Config, style: RopeStyle = "neox") -> DecoderSpec:
     width, layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
     heads, norm = Heads.read(config, width), rms(config)
-    position = rope(config, heads.head_dim)
+    position = rope(config, heads.head_dim, style)
     bias, mlp_bias = config.flag("attention_bias", default=False), config.flag("mlp_bias", default=False)
     ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_act"), up_bias=mlp_bias, down_bias=mlp_bias)
 
@@ -34,8 +35,8 @@ def spec(config: Config) -> DecoderSpec:
 
 LLAMA = Family(
     name="llama",
-    architectures=("LlamaForCausalLM", "MistralForCausalLM"),
-    model_types=("llama", "mistral"),
+    architectures=("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM", "CwmForCausalLM"),
+    model_types=("llama", "mistral", "ministral", "cwm"),
     spec=spec,
     rules=lambda spec: llama_rules(spec.head.tied),
 )

@@ -1,0 +1,38 @@
+"""GLM 4 (2024) and GLM-4-0414: half of each head turns in pairs, gate and up stored fused; the later one has sandwich norms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pagoda.models.checkpoint import Rule, Split
+from pagoda.models.config import Config
+from pagoda.models.families import llama
+from pagoda.models.families.common import change_layers, llama_rules, rms
+from pagoda.models.family import Family
+from pagoda.models.spec import DecoderSpec
+
+SANDWICH = {
+    "input_layernorm": "mixer_in",
+    "post_self_attn_layernorm": "mixer_out",
+    "post_attention_layernorm": "ff_in",
+    "post_mlp_layernorm": "ff_out",
+}
+
+
+def glm(config: Config) -> DecoderSpec:
+    plain = llama.spec(config, "interleaved")
+    return change_layers(plain, lambda _, layer, attention: replace(layer, mixer=replace(attention, out_bias=False)))
+
+
+def glm4(config: Config) -> DecoderSpec:
+    norm = rms(config)
+    return change_layers(glm(config), lambda _, layer, attention: replace(layer, mixer_out=norm, ff_out=norm))
+
+
+def _rules(spec: DecoderSpec, norms: dict[str, str] | None = None) -> tuple[Rule, ...]:
+    halves = tuple(f"layers.{{i}}.ff.{part}.{{t}}" for part in ("gate", "up"))
+    return (*llama_rules(spec.head.tied, norms), Split("layers.{i}.ff.gate_up.{t}", halves))
+
+
+GLM = Family("glm", ("GlmForCausalLM",), ("glm",), glm, _rules)
+GLM4 = Family("glm4", ("Glm4ForCausalLM",), ("glm4",), glm4, lambda spec: _rules(spec, SANDWICH))

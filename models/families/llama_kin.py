@@ -1,0 +1,104 @@
+"""Decoders that are Llama but for a detail: Helium, Arcee, ERNIE 4.5, Seed-OSS, Nemotron, Hunyuan, EXAONE 4."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pagoda.models.checkpoint import Rename, Rule
+from pagoda.models.config import Config
+from pagoda.models.families import llama
+from pagoda.models.families.common import change_layers, llama_rules, rms
+from pagoda.models.family import Family
+from pagoda.models.rope import Rope
+from pagoda.models.spec import Attention, DecoderSpec, Layer, Mlp, Norm, QkNorm
+
+
+def helium(config: Config) -> DecoderSpec:
+    plain = llama.spec(config, "interleaved")
+    return change_layers(plain, lambda _, layer, attention: replace(layer, mixer=replace(attention, out_bias=False)))
+
+
+def arcee(config: Config) -> DecoderSpec:
+    return change_layers(llama.spec(config), lambda _, layer, __: replace(layer, feed_forward=_plain(layer)))
+
+
+def ernie(config: Config) -> DecoderSpec:
+    plain, bias = llama.spec(config, "interleaved"), config.flag("use_bias", default=False)
+
+    def change(_: int, layer: Layer, attention: Attention) -> Layer:
+        assert isinstance(layer.feed_forward, Mlp)
+        ff = replace(layer.feed_forward, up_bias=bias, down_bias=bias)
+        return replace(layer, mixer=replace(attention, qkv_bias=bias, out_bias=bias), feed_forward=ff)
+
+    return replace(change_layers(plain, change), head=replace(plain.head, tied=config.flag("tie_word_embeddings", default=True)))
+
+
+def seed_oss(config: Config) -> DecoderSpec:
+    bias = config.flag("attention_out_bias", default=False)
+    plain = llama.spec(config)
+    return change_layers(plain, lambda _, layer, attention: replace(layer, mixer=replace(attention, out_bias=bias)))
+
+
+def nemotron(config: Config) -> DecoderSpec:
+    norm = Norm("layer", config.number("norm_eps", default=1e-5), offset=1.0, bias=True)
+    plain = llama.spec(config)
+    changed = change_layers(plain, lambda _, layer, attention: Layer(attention, _plain(layer), norm, ff_in=norm))
+    return replace(changed, norm=norm)
+
+
+def hunyuan(config: Config) -> DecoderSpec:
+    scaling = config.child("rope_scaling") or config.child("rope_parameters")
+    alpha = scaling.number("alpha", default=None) if scaling else None
+    if scaling:
+        scaling.ignore("mscale", "mscale_all_dim", "beta_fast", "beta_slow")
+    plain, norm = llama.spec(config), QkNorm(rms(config), after_rope=True)
+
+    def change(_: int, layer: Layer, attention: Attention) -> Layer:
+        position = attention.position
+        if alpha and isinstance(position, Rope):
+            # The base is stretched once and for all, whatever the length.
+            position = Rope(position.theta * alpha ** (position.dims / (position.dims - 2)), position.dims, position.style)
+        return replace(layer, mixer=replace(attention, position=position, qk_norm=norm))
+
+    return change_layers(plain, change)
+
+
+def exaone4(config: Config) -> DecoderSpec:
+    config.ignore("sliding_window_pattern")
+    norm, hybrid = rms(config), config.has("sliding_window")
+
+    def change(_: int, layer: Layer, attention: Attention) -> Layer:
+        position = attention.position if attention.window or not hybrid else None
+        return Layer(replace(attention, position=position, qk_norm=QkNorm(norm)), layer.feed_forward, mixer_out=norm, ff_out=norm)
+
+    return change_layers(llama.spec(config), change)
+
+
+def _plain(layer: Layer) -> Mlp:
+    assert isinstance(layer.feed_forward, Mlp)
+    return replace(layer.feed_forward, gated=False)
+
+
+def _rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return llama_rules(spec.head.tied)
+
+
+def _hunyuan_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    names = {"query": "q", "key": "k"}
+    norms = (Rename(f"layers.{{i}}.self_attn.{a}_layernorm.{{t}}", f"layers.{{i}}.mixer.{b}_norm.{{t}}") for a, b in names.items())
+    return (*llama_rules(spec.head.tied), *norms)
+
+
+def _exaone_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return llama_rules(spec.head.tied, {"post_attention_layernorm": "mixer_out", "post_feedforward_layernorm": "ff_out"})
+
+
+LLAMA_KIN = (
+    Family("helium", ("HeliumForCausalLM",), ("helium",), helium, _rules),
+    Family("arcee", ("ArceeForCausalLM",), ("arcee",), arcee, _rules),
+    Family("ernie4_5", ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"), ("ernie4_5",), ernie, _rules),
+    Family("seed_oss", ("SeedOssForCausalLM",), ("seed_oss",), seed_oss, _rules),
+    Family("nemotron", ("NemotronForCausalLM",), ("nemotron",), nemotron, _rules),
+    Family("hunyuan_v1_dense", ("HunYuanDenseV1ForCausalLM",), ("hunyuan_v1_dense",), hunyuan, _hunyuan_rules),
+    Family("exaone4", ("Exaone4ForCausalLM",), ("exaone4",), exaone4, _exaone_rules),
+)
