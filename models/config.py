@@ -18,7 +18,7 @@ classifier_dropout embedding_dropout residual_dropout attn_dropout resid_dropout
 pretraining_tp gradient_checkpointing use_flash_attention use_flash_attn attn_implementation _attn_implementation
 _attn_implementation_autoset _flash_attn_2_enabled chunk_size_feed_forward id2label label2id problem_type finetuning_task
 is_encoder_decoder is_decoder add_cross_attention output_router_logits router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux
-router_z_loss_coef quantization_config compression_config
+eod_token_id router_z_loss_coef quantization_config compression_config
 """
 HARMLESS = frozenset(_HARMLESS.split())
 """Keys that change no number of inference, or that others read (`quantization_config`: the number formats)."""

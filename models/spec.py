@@ -42,10 +42,11 @@ class Alibi:
 
 @dataclass(frozen=True)
 class QkNorm:
-    """Norms of q and k, each head by itself or over the full width of all heads; before or after the rotation."""
+    """Norms of q and k, before or after the rotation: each head by itself with weights that all share ("head") or of its own ("each"),
+    or over the width of all heads ("full")."""
 
     norm: Norm
-    extent: Literal["head", "full"] = "head"
+    extent: Literal["head", "each", "full"] = "head"
     after_rope: bool = False
 
 

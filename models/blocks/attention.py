@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from pagoda.hal.comm import Communicator
-from pagoda.hal.errors import KernelError
+from pagoda.hal.errors import ConfigError, KernelError
 from pagoda.hal.kv import CacheKind, LayerCache, LayerPages
 from pagoda.hal.table import KernelTable
 from pagoda.models.blocks.norm import NormBlock
@@ -39,6 +39,7 @@ class AttentionBlock:
 
     rope_index: int
     _pages: LayerPages
+    _norm_last: bool = False
 
     def __init__(self, build: Builder, path: str, spec: Attention, width: int) -> None:
         self.spec = spec
@@ -49,7 +50,7 @@ class AttentionBlock:
         self._sizes = [len(q), len(k), len(k)]
         self._qkv = build.linear(path, {"q": q, "k": k, "v": k}, whole, "column", spec.qkv_bias)
         self._out = build.linear(path, {"o": whole}, q, "row", spec.out_bias)
-        self._qk_norm = _qk_norm(build, path, spec.qk_norm, spec)
+        self._q_norm, self._k_norm = self._norms(build, path, heads, kv)
         self._sinks = build.tensor(f"{path}.sinks", (heads,), "heads") if spec.sinks else None
         self._slopes = _slopes(spec, heads, build)
         self.facts = self._facts(build)
@@ -84,16 +85,24 @@ class AttentionBlock:
         return self._out(self._attend(q, k_pages, v_pages, batch, plan, self._sinks, self._slopes).flatten(1))
 
     def _position(self, q: torch.Tensor, k: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-        norm = self._qk_norm
-        if norm is not None and not norm.after_rope:
-            q, k = norm(q, k)
+        if self._q_norm is not None and not self._norm_last:
+            q, k = self._q_norm(q), self._k_norm(k)
         q, k = q.unflatten(-1, (self._heads, -1)), k.unflatten(-1, (self._kv_heads, -1))
         if self._rope is not None:
             q, k = self._rope(q, k, *step.ropes[self.rope_index])
-        if norm is not None and norm.after_rope:
-            q, k = norm(q.flatten(1), k.flatten(1))
-            q, k = q.unflatten(-1, (self._heads, -1)), k.unflatten(-1, (self._kv_heads, -1))
+        if self._q_norm is not None and self._norm_last:
+            q = self._q_norm(q.flatten(1)).unflatten(-1, (self._heads, -1))
+            k = self._k_norm(k.flatten(1)).unflatten(-1, (self._kv_heads, -1))
         return q, k
+
+    def _norms(self, build: Builder, path: str, heads: Span, kv: Span) -> tuple[Any, Any]:
+        spec, dim = self.spec.qk_norm, self.spec.head_dim
+        _check_full_norm(path, spec, self.spec.kv_heads, build.shard.world)
+        if spec is None:
+            return None, None
+        self._norm_last = spec.after_rope
+        q = _part_norm(build, f"{path}.q_norm", spec, self.spec.heads, heads, dim)
+        return q, _part_norm(build, f"{path}.k_norm", spec, self.spec.kv_heads, kv, dim)
 
     def _facts(self, build: Builder) -> AttentionFacts:
         window, chunk = _windows(self.spec)
@@ -135,44 +144,49 @@ class AttentionBlock:
         return next((facts for facts in fitting if _chooses(table, op, facts)), fitting[0])
 
 
-class _QkNorms:
-    """Norms of q and k, `[T, heads · dim]` each. Over the full width, ranks gather it first: the statistic spans all heads."""
+class _HeadNorm:
+    """Norms each head of `[T, heads · dim]`; `weights` `[heads, dim]`, plus `offset`, where heads have their own."""
 
-    def __init__(self, q: NormBlock, k: NormBlock, spec: QkNorm, head_dim: int, shard: Shard, communicator: Communicator | None) -> None:
-        self._q, self._k = q, k
-        self.after_rope = spec.after_rope
-        self._full = spec.extent == "full"
-        self._head_dim = head_dim
-        self._shard = shard
-        self._communicator = communicator
+    def __init__(self, norm: NormBlock, head_dim: int, weights: torch.Tensor | None, offset: float) -> None:
+        self._norm, self._head_dim, self._weights, self._offset = norm, head_dim, weights, offset
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._full:
-            return self._over_ranks(self._q, q), self._over_ranks(self._k, k)
-        return self._each_head(self._q, q), self._each_head(self._k, k)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self._norm(x.unflatten(-1, (-1, self._head_dim)))
+        if self._weights is not None:
+            normed = normed * (self._weights + self._offset if self._offset else self._weights)
+        return normed.flatten(1)
 
-    def _each_head(self, norm: NormBlock, x: torch.Tensor) -> torch.Tensor:
-        return norm(x.unflatten(-1, (-1, self._head_dim))).flatten(1)
 
-    def _over_ranks(self, norm: NormBlock, x: torch.Tensor) -> torch.Tensor:
+class _FullNorm:
+    """Norms the full width of all ranks' heads, which they gather first: the statistic spans them."""
+
+    def __init__(self, norm: NormBlock, shard: Shard, communicator: Communicator | None) -> None:
+        self._norm, self._shard, self._communicator = norm, shard, communicator
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._communicator is None:
-            return norm(x)
+            return self._norm(x)
         gathered = self._communicator.all_gather(x.contiguous(), dim=-1)
-        return norm(gathered).chunk(self._shard.world, dim=-1)[self._shard.rank]
+        return self._norm(gathered).chunk(self._shard.world, dim=-1)[self._shard.rank]
 
 
-def _qk_norm(build: Builder, path: str, spec: QkNorm | None, attention: Attention) -> _QkNorms | None:
-    if spec is None:
-        return None
-    full = spec.extent == "full"
-    if full and build.shard.world > attention.kv_heads:
-        raise KernelError(
-            f"{path}: a norm over the full width of {attention.kv_heads} KV heads cannot be split over {build.shard.world} ranks"
+def _part_norm(build: Builder, path: str, spec: QkNorm, total: int, heads: Span, head_dim: int) -> _HeadNorm | _FullNorm:
+    if spec.extent == "full":
+        norm = build.norm(path, spec.norm, total * head_dim)
+        assert norm is not None
+        return _FullNorm(norm, build.shard, build.communicator)
+    own = spec.extent == "each"
+    norm = build.norm(path, replace(spec.norm, weight=False) if own else spec.norm, head_dim)
+    assert norm is not None
+    weights = build.tensor(f"{path}.weight", (heads, Span.whole(head_dim)), "heads") if own else None
+    return _HeadNorm(norm, head_dim, weights, spec.norm.offset)
+
+
+def _check_full_norm(path: str, spec: QkNorm | None, kv_heads: int, world: int) -> None:
+    if spec is not None and spec.extent == "full" and world > kv_heads:
+        raise ConfigError(
+            f"tensor_parallel_size={world} exceeds {kv_heads} KV heads whose norm ({path}) spans them all; use at most {kv_heads}"
         )
-    widths = [attention.head_dim * (heads if full else 1) for heads in (attention.heads, attention.kv_heads)]
-    q, k = (build.norm(f"{path}.{name}_norm", spec.norm, width) for name, width in zip("qk", widths, strict=True))
-    assert q is not None and k is not None
-    return _QkNorms(q, k, spec, attention.head_dim, build.shard, build.communicator)
 
 
 def _windows(spec: Attention) -> tuple[int | None, int | None]:
@@ -184,10 +198,8 @@ def _windows(spec: Attention) -> tuple[int | None, int | None]:
 def _slopes(spec: Attention, heads: Span, build: Builder) -> torch.Tensor | None:
     if not isinstance(spec.position, Alibi) or not build.loading:
         return None
-    return (
-        torch.tensor(alibi_slopes(spec.heads, spec.position.max_bias)[heads.index], dtype=torch.float32, device=build.torch_device)
-        * spec.position.scale
-    )
+    slopes = torch.tensor(alibi_slopes(spec.heads, spec.position.max_bias)[heads.index], dtype=torch.float32)
+    return (slopes * spec.position.scale).to(build.torch_device)
 
 
 def alibi_slopes(heads: int, max_bias: float = 8.0) -> Sequence[float]:

@@ -1,4 +1,4 @@
-"""Command R (Cohere 1) and Cohere 2: both sublayers read one norm, angles in pairs, scaled logits; in 2 only sliding layers know positions."""
+"""Command R (Cohere 1, 2): both sublayers read one norm, angles in pairs, scaled logits; in 2 only sliding layers know positions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from pagoda.models.config import Config
 from pagoda.models.families import llama
 from pagoda.models.families.common import change_layers, llama_rules
 from pagoda.models.family import Family
-from pagoda.models.spec import Attention, DecoderSpec, Layer, Norm, Residual, Window
+from pagoda.models.spec import Attention, DecoderSpec, Layer, Norm, QkNorm, Residual, Window
 
 
 def cohere(config: Config) -> DecoderSpec:
-    config.require("use_qk_norm", False, None)
-    return _parallel(config, llama.spec(config, "interleaved"))
+    plain = _parallel(config, llama.spec(config, "interleaved"))
+    if not config.flag("use_qk_norm", default=False):
+        return plain
+    norm = QkNorm(Norm("layer", config.number("layer_norm_eps", default=1e-5)), "each")
+    return change_layers(plain, lambda _, layer, attention: replace(layer, mixer=replace(attention, qk_norm=norm)))
 
 
 def cohere2(config: Config) -> DecoderSpec:

@@ -18,8 +18,7 @@ def spec(config: Config) -> DecoderSpec:
     bias = config.flag("bias", default=False)
     # Its slopes are scaled with the products of q and k.
     position: Rope | Alibi = Alibi(scale=dim**-0.5) if config.flag("alibi", default=False) else rope(config, dim)
-    config.child("rope_parameters")
-    config.ignore("rope_theta", "rope_scaling", "apply_residual_connection_post_layernorm")
+    config.ignore("rope_parameters", "rope_theta", "rope_scaling", "apply_residual_connection_post_layernorm")
     attention = Attention(heads, kv_heads, dim, dim**-0.5, position, qkv_bias=bias, out_bias=bias)
     hidden = config.integer("ffn_hidden_size", default=4 * width)
     ff = Mlp(hidden, activation(config, "activation", default="gelu"), gated=False, up_bias=bias, down_bias=bias)

@@ -6,7 +6,7 @@ import math
 
 import torch
 from pagoda.models.rope import Rope, frequencies, frequencies_by_length
-from pagoda.models.spec import Alibi, Attention, DecoderSpec, Layer, Mlp, Moe, Norm, Residual
+from pagoda.models.spec import Alibi, Attention, ClampedSwiglu, DecoderSpec, Layer, Mlp, Moe, Norm, Residual
 
 Weights = dict[str, torch.Tensor]
 
@@ -86,7 +86,7 @@ def attention(w: Weights, path: str, spec: Attention, x: torch.Tensor) -> torch.
 
 
 def qk_norm(w: Weights, path: str, spec: Attention, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    full = spec.qk_norm.extent == "full"
+    full = spec.qk_norm.extent == "full"  # otherwise weights are [dim] or [heads, dim], which multiply alike
     return tuple(
         norm(w, f"{path}.{name}_norm", spec.qk_norm.norm, x.flatten(1) if full else x).reshape(x.shape) for name, x in (("q", q), ("k", k))
     )
@@ -115,7 +115,7 @@ def slopes(spec: Attention) -> torch.Tensor:
     below = 2 ** int(math.log2(spec.heads))
     first = [2 ** (-spec.position.max_bias * (i + 1) / below) for i in range(below)]
     rest = [2 ** (-spec.position.max_bias * (2 * i + 1) / (2 * below)) for i in range(spec.heads - below)]
-    return torch.tensor(first + rest, dtype=torch.float64)
+    return torch.tensor(first + rest, dtype=torch.float64) * spec.position.scale
 
 
 def visible(spec: Attention, behind: torch.Tensor) -> torch.Tensor:
@@ -178,6 +178,17 @@ def moe_token(w: Weights, path: str, spec: Moe, token: torch.Tensor) -> torch.Te
     weights = weights / weights.sum() * router.scale if router.renormalize else weights * router.scale
     out = torch.zeros_like(token)
     for weight, e in zip(weights, chosen, strict=True):
-        gate, up = (w[f"{path}.experts.{name}.weight"][e] @ token for name in ("gate", "up"))
-        out = out + weight * (w[f"{path}.experts.down.weight"][e] @ (act(spec.activation, gate) * up))
+        out = out + weight * expert(w, f"{path}.experts", spec, e, token)
     return out
+
+
+def expert(w: Weights, path: str, spec: Moe, e: int, token: torch.Tensor) -> torch.Tensor:
+    def part(name: str, x: torch.Tensor) -> torch.Tensor:
+        out = w[f"{path}.{name}.weight"][e] @ x
+        return out + w[f"{path}.{name}.bias"][e] if spec.bias else out
+
+    gate, up = part("gate", token), part("up", token)
+    if isinstance(spec.activation, ClampedSwiglu):
+        gate, up = gate.clamp(max=spec.activation.limit), up.clamp(-spec.activation.limit, spec.activation.limit)
+        return part("down", gate * torch.sigmoid(spec.activation.alpha * gate) * (up + 1))
+    return part("down", act(spec.activation, gate) * up)

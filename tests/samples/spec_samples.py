@@ -17,6 +17,7 @@ from pagoda.models.rope import DynamicScaling, LinearScaling, Llama3Scaling, Lon
 from pagoda.models.spec import (
     Alibi,
     Attention,
+    ClampedSwiglu,
     DecoderSpec,
     Embed,
     Head,
@@ -99,8 +100,8 @@ def ropes(draw: st.DrawFn, head_dim: int) -> Rope:
 @st.composite
 def attentions(draw: st.DrawFn) -> Attention:
     kv, group, dim = draw(st.sampled_from((1, 2, 3))), draw(st.sampled_from((1, 2))), draw(st.sampled_from((8, 12)))
-    position = draw(st.none() | ropes(dim) | st.builds(Alibi, st.sampled_from((8.0, 4.0))))
-    qk_norm = draw(st.none() | st.builds(QkNorm, rms_norms, st.sampled_from(("head", "full")), st.booleans()))
+    position = draw(st.none() | ropes(dim) | st.builds(Alibi, st.sampled_from((8.0, 4.0)), st.sampled_from((1.0, 0.3))))
+    qk_norm = draw(st.none() | st.builds(QkNorm, rms_norms, st.sampled_from(("head", "each", "full")), st.booleans()))
     return Attention(
         kv * group,
         kv,
@@ -130,7 +131,14 @@ def moes(draw: st.DrawFn) -> Moe:
     shared = draw(st.none() | mlps)
     experts = draw(st.sampled_from((4, 6)))
     return Moe(
-        experts, draw(st.sampled_from((1, 2, 4))), 8, draw(routers), draw(activations), shared, shared is not None and draw(st.booleans())
+        experts,
+        draw(st.sampled_from((1, 2, 4))),
+        8,
+        draw(routers),
+        draw(activations | st.just(ClampedSwiglu(1.7, 1.0))),
+        shared,
+        shared is not None and draw(st.booleans()),
+        bias=draw(st.booleans()),
     )
 
 
