@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from pagoda.hal.errors import ModelError
 from pagoda.hal.kv import CacheGroup, CacheKind, LayerCache
+from pagoda.serving.engine.layout import MAX_GROUPS
 from pagoda.serving.engine.plan import IntArray
 
 GROUP_COST = 0.02
@@ -73,8 +74,13 @@ class Grouping:
     padding: float
 
 
+class _Layer(NamedTuple):
+    number: int
+    cache: LayerCache
+
+
 class _Option(NamedTuple):
-    """One way to cut a bucket of equal layers into `parts` groups: what it costs, and bytes held by one page of each of them."""
+    """One way to cut a bucket of layers into `parts` groups: what it costs, and bytes held by one page of each of them."""
 
     cost: float
     parts: int
@@ -83,75 +89,92 @@ class _Option(NamedTuple):
     weight: float
 
 
-def resolve_groups(caches: Sequence[LayerCache | None], page_sizes: Sequence[int]) -> Grouping:
+def resolve_groups(caches: Sequence[LayerCache | None], page_sizes: Sequence[int], most: int = MAX_GROUPS) -> Grouping:
     """Group layers that store and see the same, and cut the groups so that all share one page size with little padding.
+
+    Where that makes more than `most` groups, layers of different geometry that see the same share one.
 
     Args:
         caches: what each layer stores, None for layers that store nothing.
         page_sizes: tokens per page that the kernels allow, preferred first.
-    Raises `ModelError` for kinds that pages of tokens cannot hold.
+    Raises `ModelError` for kinds that pages of tokens cannot hold, and for too many kinds.
     """
-    buckets = _buckets(caches)
-    if not buckets or not page_sizes:
-        raise ModelError(
-            f"{len(buckets)} kinds of layers with a KV cache and page sizes {tuple(page_sizes)}: at least one of each is needed"
-        )
-    candidates = sorted(
-        {_held(cache, layers, parts, size) for cache, layers in buckets.items() for parts in _cuts(layers) for size in page_sizes}
-    )
-    fits = [(page_bytes, options) for page_bytes in candidates if (options := _fit(buckets, page_sizes, page_bytes))]
-    page_bytes, options = min(fits, key=lambda fit: _cost(*fit))
+    layers = [_Layer(number, cache) for number, cache in enumerate(caches) if cache is not None]
+    if not layers or not page_sizes:
+        raise ModelError(f"{len(layers)} layers with a KV cache and page sizes {tuple(page_sizes)}: at least one of each is needed")
+    _check_kinds(layers)
+    apart, together = _buckets(layers, lambda cache: cache), _buckets(layers, lambda cache: (cache.kind, cache.window))
+    fits = _fits(apart, page_sizes, most) or _fits(together, page_sizes, most)
+    if not fits:
+        raise ModelError(f"the layers need {len(together)} cache groups and a step has room for {most}")
+    buckets, page_bytes, options = min(fits, key=lambda fit: _cost(fit[1], fit[2]))
     groups = [
-        CacheGroup(cache.kind, part, (cache,) * len(part), page_sizes[option.rank], page_bytes, cache.window)
-        for (cache, layers), option in zip(buckets.items(), options, strict=True)
-        for part in _split(layers, option.parts)
+        CacheGroup(kind, _indices(part), tuple(layer.cache for layer in part), page_sizes[option.rank], page_bytes, part[0].cache.window)
+        for bucket, option in zip(buckets, options, strict=True)
+        for part in _split(bucket, option.parts)
+        for kind in (part[0].cache.kind,)
     ]
     groups.sort(key=lambda group: group.layers)
     return Grouping(tuple(groups), 1 - sum(group.used_bytes for group in groups) / (page_bytes * len(groups)))
 
 
-def _buckets(caches: Sequence[LayerCache | None]) -> dict[LayerCache, list[int]]:
-    buckets: dict[LayerCache, list[int]] = {}
-    for layer, cache in enumerate(caches):
-        if cache is None:
-            continue
-        if cache.kind not in PAGED:
-            raise ModelError(f"layer {layer} keeps a cache of kind {cache.kind.value!r}; pages hold {[kind.value for kind in PAGED]}")
-        buckets.setdefault(cache, []).append(layer)
-    return buckets
+def _check_kinds(layers: Sequence[_Layer]) -> None:
+    for layer in layers:
+        if layer.cache.kind not in PAGED:
+            kinds = [kind.value for kind in PAGED]
+            raise ModelError(f"layer {layer.number} keeps a cache of kind {layer.cache.kind.value!r}; pages hold {kinds}")
 
 
-def _cuts(layers: Sequence[int]) -> list[int]:
+def _buckets(layers: Sequence[_Layer], key: Callable[[LayerCache], object]) -> list[list[_Layer]]:
+    buckets: dict[object, list[_Layer]] = {}
+    for layer in layers:
+        buckets.setdefault(key(layer.cache), []).append(layer)
+    return list(buckets.values())
+
+
+def _indices(part: Sequence[_Layer]) -> tuple[int, ...]:
+    return tuple(layer.number for layer in part)
+
+
+def _bytes(part: Sequence[_Layer]) -> int:
+    return sum(layer.cache.bytes_per_token for layer in part)
+
+
+def _cuts(bucket: Sequence[_Layer]) -> list[int]:
     """Numbers of groups worth trying: one for each number of layers that the largest group may have."""
-    largest = {math.ceil(len(layers) / parts) for parts in range(1, len(layers) + 1)}
-    return sorted({math.ceil(len(layers) / size) for size in largest})
+    largest = {math.ceil(len(bucket) / parts) for parts in range(1, len(bucket) + 1)}
+    return sorted({math.ceil(len(bucket) / size) for size in largest})
 
 
-def _split(layers: Sequence[int], parts: int) -> list[tuple[int, ...]]:
-    largest = math.ceil(len(layers) / parts)
-    return [tuple(layers[start : start + largest]) for start in range(0, len(layers), largest)]
+def _split(bucket: Sequence[_Layer], parts: int) -> list[Sequence[_Layer]]:
+    largest = math.ceil(len(bucket) / parts)
+    return [bucket[start : start + largest] for start in range(0, len(bucket), largest)]
 
 
-def _held(cache: LayerCache, layers: Sequence[int], parts: int, size: int) -> int:
-    return math.ceil(len(layers) / parts) * cache.bytes_per_token * size
+def _page(bucket: Sequence[_Layer], parts: int, size: int) -> int:
+    return size * max(_bytes(part) for part in _split(bucket, parts))
 
 
-def _fit(buckets: dict[LayerCache, list[int]], page_sizes: Sequence[int], page_bytes: int) -> list[_Option]:
-    """The cheapest option of each bucket in pages of this size; empty where one has none."""
-    chosen = []
-    for cache, layers in buckets.items():
-        weight = 1.0 if cache.window is None else WINDOW_WEIGHT
-        options = [
-            _Option(parts * (weight + GROUP_COST) + RANK_COST * rank - weight * held / page_bytes, parts, rank, held, weight)
-            for parts in _cuts(layers)
-            for rank, size in enumerate(page_sizes)
-            if _held(cache, layers, parts, size) <= page_bytes
-            for held in (len(layers) * cache.bytes_per_token * size,)
-        ]
-        if not options:
-            return []
-        chosen.append(min(options))
-    return chosen
+def _fits(buckets: list[list[_Layer]], page_sizes: Sequence[int], most: int) -> list[tuple[list[list[_Layer]], int, list[_Option]]]:
+    """For each page size in bytes that some cut fills, the cheapest cut of each bucket; only those of at most `most` groups."""
+    if len(buckets) > most:
+        return []
+    candidates = sorted({_page(bucket, parts, size) for bucket in buckets for parts in _cuts(bucket) for size in page_sizes})
+    options = [(page_bytes, [_cheapest(bucket, page_sizes, page_bytes) for bucket in buckets]) for page_bytes in candidates]
+    whole = [(page_bytes, [one for one in chosen if one is not None]) for page_bytes, chosen in options if None not in chosen]
+    return [(buckets, page_bytes, chosen) for page_bytes, chosen in whole if sum(one.parts for one in chosen) <= most]
+
+
+def _cheapest(bucket: Sequence[_Layer], page_sizes: Sequence[int], page_bytes: int) -> _Option | None:
+    weight = 1.0 if bucket[0].cache.window is None else WINDOW_WEIGHT
+    options = [
+        _Option(parts * (weight + GROUP_COST) + RANK_COST * rank - weight * held / page_bytes, parts, rank, held, weight)
+        for parts in _cuts(bucket)
+        for rank, size in enumerate(page_sizes)
+        if _page(bucket, parts, size) <= page_bytes
+        for held in (size * _bytes(bucket),)
+    ]
+    return min(options, default=None)
 
 
 def _cost(page_bytes: int, options: Sequence[_Option]) -> float:

@@ -58,6 +58,16 @@ def test_layers_without_a_cache_are_left_out_and_state_is_refused():
         resolve_groups([None], (16,))
 
 
+def test_many_geometries_share_a_group_where_groups_are_few():
+    caches = [full(heads=1 + i % 10) for i in range(20)]
+    grouping = resolve_groups(caches, (16,))
+    assert len(grouping.groups) == 1 and grouping.groups[0].layers == tuple(range(20)) and grouping.padding == 0
+    mixed = resolve_groups([full(heads=1 + i % 10) if i % 2 else sliding(heads=1 + i % 9) for i in range(40)], (16,))
+    assert len(mixed.groups) <= 8 and {g.kind for g in mixed.groups} == {CacheKind.FULL, CacheKind.SLIDING}
+    with pytest.raises(ModelError, match="need 9 cache groups and a step has room for 8"):
+        resolve_groups([sliding(window=w) for w in range(1, 10)], (16,))
+
+
 CACHES = st.builds(
     lambda kind, heads, dim: LayerCache(kind, heads, dim, dim, "bfloat16", 64 if kind is not CacheKind.FULL else None),
     st.sampled_from([CacheKind.FULL, CacheKind.SLIDING, CacheKind.CHUNKED]),
@@ -75,7 +85,8 @@ def test_every_layer_is_in_one_group_that_holds_it(caches, page_sizes):
     assert sorted(layer for g in grouping.groups for layer in g.layers) == [i for i, cache in enumerate(caches) if cache]
     assert len({g.page_bytes for g in grouping.groups}) == 1
     for g in grouping.groups:
-        assert g.caches == tuple(caches[layer] for layer in g.layers) and len(set(g.caches)) == 1
+        assert g.caches == tuple(caches[layer] for layer in g.layers)
+        assert len({(cache.kind, cache.window) for cache in g.caches}) == 1
         assert g.used_bytes <= g.page_bytes and g.tokens_per_page in page_sizes
         assert (g.kind, g.window) == (g.caches[0].kind, g.caches[0].window)
     assert 0 <= grouping.padding < 1
