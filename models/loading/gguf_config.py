@@ -2,45 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from pagoda.hal.errors import ModelError
+from pagoda.models.loading.gguf_metadata import Metadata, Tensors, decoder_config, vocab_size
 from pagoda.models.loading.gguf_tokens import end_tokens, token_id
-from pagoda.quant.format import StoredTensor
-
-Tensors = Mapping[str, StoredTensor]
-_MISSING: Any = object()
-
-
-class Metadata:
-    """The metadata of one model file, read by key below its architecture's name."""
-
-    def __init__(self, values: Mapping[str, Any], tensors: Tensors) -> None:
-        self.values = values
-        self.tensors = tensors
-        self.architecture: str = values.get("general.architecture", "")
-
-    def get(self, key: str, default: Any = _MISSING) -> Any:
-        """`<architecture>.<key>`. Raises `ModelError` when it is missing and there is no default."""
-        value = self.values.get(f"{self.architecture}.{key}", default)
-        if value is _MISSING:
-            raise ModelError(f"the GGUF metadata lacks {self.architecture}.{key}; the file is incomplete, convert the model again")
-        return value
-
-    def scalar(self, key: str, default: Any = _MISSING) -> Any:
-        """The same for a key that may hold one value per layer, which must then be equal."""
-        value = self.get(key, default)
-        if isinstance(value, list):
-            if len(set(value)) > 1:
-                raise ModelError(f"{self.architecture}.{key} differs from layer to layer ({value}); this model type has one value")
-            return value[0]
-        return value
-
-    def has(self, tensor: str) -> bool:
-        return tensor in self.tensors
 
 
 def gguf_config(values: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
@@ -64,136 +31,46 @@ def gguf_generation_config(values: Mapping[str, Any]) -> dict[str, Any]:
     return config if bos is None else config | {"bos_token_id": bos}
 
 
-def _decoder(metadata: Metadata, architecture: str, model_type: str) -> dict[str, Any]:
-    """The keys that all but the oldest families share."""
-    width, heads = metadata.get("embedding_length"), metadata.scalar("attention.head_count")
-    head_dim = metadata.get("attention.key_length", width // heads)
-    return {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "hidden_size": width,
-        "intermediate_size": metadata.scalar("feed_forward_length"),
-        "num_hidden_layers": metadata.get("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": metadata.scalar("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "max_position_embeddings": metadata.get("context_length"),
-        "rms_norm_eps": metadata.get("attention.layer_norm_rms_epsilon"),
-        "rope_theta": float(metadata.get("rope.freq_base", 10000.0)),
-        "rope_scaling": _rope_scaling(metadata, head_dim),
-        "vocab_size": _vocab_size(metadata),
-        "hidden_act": "silu",
-        "tie_word_embeddings": not metadata.has("output.weight"),
-    }
-
-
-def _vocab_size(metadata: Metadata) -> int:
-    table = metadata.tensors.get("token_embd.weight")
-    return table.shape[0] if table else metadata.get("vocab_size", len(metadata.values.get("tokenizer.ggml.tokens", ())))
-
-
-def _rope_scaling(metadata: Metadata, head_dim: int) -> dict[str, Any] | None:
-    if metadata.has("rope_freqs.weight"):
-        return _frequency_factors(metadata, metadata.tensors["rope_freqs.weight"].read().float())
-    if metadata.has("rope_factors_short.weight"):
-        return _longrope(metadata)
-    kind, factor = metadata.get("rope.scaling.type", "none"), metadata.get("rope.scaling.factor", None)
-    # Old files name the linear factor alone.
-    factor = factor or metadata.get("rope.scale_linear", None)
-    if kind == "none" and factor in (None, 0.0, 1.0):
-        return None
-    scaling = {"rope_type": "linear" if kind == "none" else kind, "factor": float(factor or 1.0)}
-    if kind == "yarn":
-        scaling["original_max_position_embeddings"] = metadata.get("rope.scaling.original_context_length", metadata.get("context_length"))
-        for theirs, ours in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
-            if metadata.get(f"rope.scaling.{theirs}", None) is not None:
-                scaling[ours] = metadata.get(f"rope.scaling.{theirs}")
-    return scaling
-
-
-def _frequency_factors(metadata: Metadata, factors: torch.Tensor) -> dict[str, Any]:
-    """Llama 3.1 files hold the divisors that its scaling comes to. They are recognised, or taken as they are."""
-    scaling = {
-        "rope_type": "llama3",
-        "factor": float(factors.max()),
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    expected = _llama3_factors(float(metadata.get("rope.freq_base", 10000.0)), len(factors), scaling)
-    if torch.allclose(factors, expected, rtol=1e-3):
-        return scaling
-    longest = metadata.get("context_length")
-    plain = factors.tolist()
-    return {
-        "rope_type": "longrope",
-        "short_factor": plain,
-        "long_factor": plain,
-        "attention_factor": 1.0,
-        "original_max_position_embeddings": longest,
-    }
-
-
-def _llama3_factors(theta: float, count: int, scaling: Mapping[str, Any]) -> torch.Tensor:
-    wavelengths = 2 * math.pi * theta ** (torch.arange(count, dtype=torch.float64) / count)
-    turns = scaling["original_max_position_embeddings"] / wavelengths
-    smooth = ((turns - scaling["low_freq_factor"]) / (scaling["high_freq_factor"] - scaling["low_freq_factor"])).clamp(0, 1)
-    return (1 / ((1 - smooth) / scaling["factor"] + smooth)).float()
-
-
-def _longrope(metadata: Metadata) -> dict[str, Any]:
-    scaling: dict[str, Any] = {"rope_type": "longrope"}
-    for length in ("short", "long"):
-        scaling[f"{length}_factor"] = metadata.tensors[f"rope_factors_{length}.weight"].read().float().tolist()
-    if metadata.get("rope.scaling.attn_factor", None):
-        scaling["attention_factor"] = metadata.get("rope.scaling.attn_factor")
-    scaling["original_max_position_embeddings"] = metadata.get("rope.scaling.original_context_length")
-    return scaling
-
-
 def _llama(metadata: Metadata) -> dict[str, Any]:
     if metadata.get("expert_count", 0):
         experts = {"num_local_experts": metadata.get("expert_count"), "num_experts_per_tok": metadata.get("expert_used_count")}
-        return _decoder(metadata, "MixtralForCausalLM", "mixtral") | experts
+        return decoder_config(metadata, "MixtralForCausalLM", "mixtral") | experts
     biases = {"attention_bias": metadata.has("blk.0.attn_q.bias"), "mlp_bias": metadata.has("blk.0.ffn_up.bias")}
-    return _decoder(metadata, "LlamaForCausalLM", "llama") | biases
+    return decoder_config(metadata, "LlamaForCausalLM", "llama") | biases
 
 
 def _qwen2(metadata: Metadata) -> dict[str, Any]:
-    return _decoder(metadata, "Qwen2ForCausalLM", "qwen2")
+    return decoder_config(metadata, "Qwen2ForCausalLM", "qwen2")
 
 
 def _qwen3(metadata: Metadata) -> dict[str, Any]:
-    return _decoder(metadata, "Qwen3ForCausalLM", "qwen3") | {"attention_bias": metadata.has("blk.0.attn_q.bias")}
+    return decoder_config(metadata, "Qwen3ForCausalLM", "qwen3") | {"attention_bias": metadata.has("blk.0.attn_q.bias")}
 
 
 def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
-    return _decoder(metadata, "Qwen3MoeForCausalLM", "qwen3_moe") | {
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
-        "num_experts": metadata.get("expert_count"),
-        "num_experts_per_tok": metadata.get("expert_used_count"),
-        "moe_intermediate_size": metadata.get("expert_feed_forward_length"),
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
+    bias = {"attention_bias": metadata.has("blk.0.attn_q.bias")}
+    return decoder_config(metadata, "Qwen3MoeForCausalLM", "qwen3_moe") | bias | _experts(metadata) | {"norm_topk_prob": True}
 
 
 def _smollm3(metadata: Metadata) -> dict[str, Any]:
     layers = metadata.get("block_count")
     # Every fourth layer has no positions; the format has no key for it.
     with_rope = [int((layer + 1) % 4 != 0) for layer in range(layers)]
-    return _decoder(metadata, "SmolLM3ForCausalLM", "smollm3") | {"no_rope_layers": with_rope, "attention_bias": False, "mlp_bias": False}
+    return decoder_config(metadata, "SmolLM3ForCausalLM", "smollm3") | {
+        "no_rope_layers": with_rope,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
 
 
 def _gemma1(metadata: Metadata) -> dict[str, Any]:
-    config = _decoder(metadata, "GemmaForCausalLM", "gemma")
+    config = decoder_config(metadata, "GemmaForCausalLM", "gemma")
     config["hidden_activation"] = config["hidden_act"] = "gelu_pytorch_tanh"
     return config | {"attention_bias": False}
 
 
 def _gemma(metadata: Metadata, architecture: str, model_type: str) -> dict[str, Any]:
-    config = _decoder(metadata, architecture, model_type)
+    config = decoder_config(metadata, architecture, model_type)
     config["hidden_activation"] = config["hidden_act"] = "gelu_pytorch_tanh"
     # The largest models divide by the width per head; the format says so only in newer files.
     largest = metadata.get("block_count") in (46, 62)
@@ -224,11 +101,11 @@ def _alternating(layers: int, every: int | list[bool]) -> list[str]:
 
 
 def _phi3(metadata: Metadata) -> dict[str, Any]:
-    config = _decoder(metadata, "Phi3ForCausalLM", "phi3")
+    config = decoder_config(metadata, "Phi3ForCausalLM", "phi3")
     config["sliding_window"] = metadata.get("attention.sliding_window", None) or None
     original = metadata.get("rope.scaling.original_context_length", config["max_position_embeddings"])
-    fraction = metadata.get("rope.dimension_count", config["head_dim"]) / config.pop("head_dim")
-    return config | {"original_max_position_embeddings": original, "partial_rotary_factor": fraction}
+    share = _rotary_share(metadata, config.pop("head_dim"))
+    return config | {"original_max_position_embeddings": original, "partial_rotary_factor": share}
 
 
 def _gpt2(metadata: Metadata) -> dict[str, Any]:
@@ -242,21 +119,125 @@ def _gpt2(metadata: Metadata) -> dict[str, Any]:
         "n_positions": metadata.get("context_length"),
         "layer_norm_epsilon": metadata.get("attention.layer_norm_epsilon"),
         "activation_function": "gelu_new",
-        "vocab_size": _vocab_size(metadata),
+        "vocab_size": vocab_size(metadata),
         "tie_word_embeddings": not metadata.has("output.weight"),
     }
+
+
+def _qwen2_moe(metadata: Metadata) -> dict[str, Any]:
+    return decoder_config(metadata, "Qwen2MoeForCausalLM", "qwen2_moe") | {
+        **_experts(metadata),
+        "shared_expert_intermediate_size": metadata.get("expert_shared_feed_forward_length"),
+        "norm_topk_prob": False,
+    }
+
+
+def _olmo2(metadata: Metadata) -> dict[str, Any]:
+    return decoder_config(metadata, "Olmo2ForCausalLM", "olmo2") | {"attention_bias": False}
+
+
+def _olmoe(metadata: Metadata) -> dict[str, Any]:
+    experts = {"num_experts": metadata.get("expert_count"), "num_experts_per_tok": metadata.get("expert_used_count")}
+    return decoder_config(metadata, "OlmoeForCausalLM", "olmoe") | experts | {"attention_bias": False, "norm_topk_prob": False}
+
+
+def _granite(metadata: Metadata) -> dict[str, Any]:
+    moe = metadata.architecture == "granitemoe"
+    config = decoder_config(metadata, *(("GraniteMoeForCausalLM", "granitemoe") if moe else ("GraniteForCausalLM", "granite")))
+    if moe:
+        config |= {"num_local_experts": metadata.get("expert_count"), "num_experts_per_tok": metadata.get("expert_used_count")}
+    return config | {
+        "attention_multiplier": metadata.get("attention.scale"),
+        "embedding_multiplier": metadata.get("embedding_scale"),
+        "residual_multiplier": metadata.get("residual_scale"),
+        "logits_scaling": metadata.get("logit_scale"),
+        "attention_bias": False,
+    }
+
+
+def _starcoder2(metadata: Metadata) -> dict[str, Any]:
+    config = decoder_config(metadata, "Starcoder2ForCausalLM", "starcoder2")
+    config["norm_epsilon"] = config.pop("layer_norm_eps")
+    return config | {"hidden_act": "gelu_pytorch_tanh", "use_bias": metadata.has("blk.0.attn_q.bias")}
+
+
+def _phi2(metadata: Metadata) -> dict[str, Any]:
+    config = decoder_config(metadata, "PhiForCausalLM", "phi") | {"hidden_act": "gelu_new"}
+    return config | {"partial_rotary_factor": _rotary_share(metadata, config.pop("head_dim"))}
+
+
+def _command_r(metadata: Metadata) -> dict[str, Any]:
+    config = decoder_config(metadata, "CohereForCausalLM", "cohere")
+    normed = metadata.has("blk.0.attn_q_norm.weight")
+    return config | {"logit_scale": metadata.get("logit_scale"), "use_qk_norm": normed, "attention_bias": False}
+
+
+def _cohere2(metadata: Metadata) -> dict[str, Any]:
+    config = decoder_config(metadata, "Cohere2ForCausalLM", "cohere2")
+    types = _alternating(config["num_hidden_layers"], metadata.get("attention.sliding_window_pattern", 4))
+    window = metadata.get("attention.sliding_window")
+    return config | {"logit_scale": metadata.get("logit_scale"), "sliding_window": window, "layer_types": types, "attention_bias": False}
+
+
+def _stablelm(metadata: Metadata) -> dict[str, Any]:
+    config = decoder_config(metadata, "StableLmForCausalLM", "stablelm")
+    return config | {
+        "partial_rotary_factor": _rotary_share(metadata, config.pop("head_dim")),
+        "use_qkv_bias": metadata.has("blk.0.attn_q.bias"),
+        "use_parallel_residual": bool(metadata.get("use_parallel_residual", False)),
+        "qk_layernorm": metadata.has("blk.0.attn_q_norm.weight"),
+    }
+
+
+def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
+    config = decoder_config(metadata, "GptOssForCausalLM", "gpt_oss")
+    if config["rope_scaling"] is not None:
+        config["rope_scaling"]["truncate"] = False
+    return config | {
+        "intermediate_size": metadata.get("expert_feed_forward_length"),
+        "num_local_experts": metadata.get("expert_count"),
+        "num_experts_per_tok": metadata.get("expert_used_count"),
+        "sliding_window": metadata.get("attention.sliding_window"),
+        "layer_types": _alternating(config["num_hidden_layers"], 2),
+        "attention_bias": True,
+    }
+
+
+def _experts(metadata: Metadata) -> dict[str, Any]:
+    return {
+        "num_experts": metadata.get("expert_count"),
+        "num_experts_per_tok": metadata.get("expert_used_count"),
+        "moe_intermediate_size": metadata.get("expert_feed_forward_length"),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _rotary_share(metadata: Metadata, head_dim: int) -> float:
+    return metadata.get("rope.dimension_count", head_dim) / head_dim
 
 
 ARCHITECTURES: Mapping[str, Callable[[Metadata], dict[str, Any]]] = {
     "llama": _llama,
     "qwen2": _qwen2,
+    "qwen2moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3_moe,
     "smollm3": _smollm3,
     "gemma": _gemma1,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "phi2": _phi2,
     "phi3": _phi3,
     "gpt2": _gpt2,
+    "gpt-oss": _gpt_oss,
+    "olmo2": _olmo2,
+    "olmoe": _olmoe,
+    "granite": _granite,
+    "granitemoe": _granite,
+    "starcoder2": _starcoder2,
+    "command-r": _command_r,
+    "cohere2": _cohere2,
+    "stablelm": _stablelm,
 }
 """Architectures of GGUF files, each with the maker of its configuration."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pagoda.models.checkpoint import apply
 from pagoda.models.loading.gguf_config import gguf_config
 from pagoda.models.loading.gguf_file import GgufFile
 from pagoda.models.loading.gguf_names import gguf_rules
+from pagoda.models.loading.stored import FileTensor
 from pagoda.models.weights import Naming
 from pagoda.quant.format import StoredTensor
 
@@ -36,7 +38,7 @@ class GgufModel:
             twice = self.tensors.keys() & file.tensors.keys()
             if twice:
                 raise CheckpointError(f"{file.path} repeats tensors of an earlier part: {', '.join(sorted(twice)[:8])}")
-            self.tensors.update(file.tensors)
+            self.tensors.update({name: _with_rank(tensor) for name, tensor in file.tensors.items()})
         self._check_count()
         self.config = gguf_config(self.metadata, self.tensors)
 
@@ -49,6 +51,15 @@ class GgufModel:
         expected = self.metadata.get("split.tensors.count", len(self.tensors))
         if expected != len(self.tensors):
             raise CheckpointError(f"{self.path}: {expected} tensors are announced, the parts hold {len(self.tensors)}")
+
+
+def _with_rank(tensor: FileTensor) -> FileTensor:
+    # The gate of a shared expert is a matrix of one row, which the converter flattens.
+    return (
+        replace(tensor, shape=(1, *tensor.shape))
+        if tensor.name.endswith("ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1
+        else tensor
+    )
 
 
 class GgufSource:

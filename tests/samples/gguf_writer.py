@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 ROOT = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
+    "model.final_layernorm": "output_norm",
     "lm_head": "output",
     "transformer.wte": "token_embd",
     "transformer.wpe": "position_embd",
@@ -41,13 +42,36 @@ LAYER = {
     "attn.c_proj": "attn_output",
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
+    "self_attn.dense": "attn_output",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "block_sparse_moe.router": "ffn_gate_inp",
 }
 GEMMA_LAYER = LAYER | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
+OTHER_LAYERS = {
+    "gemma2": GEMMA_LAYER,
+    "gemma3": GEMMA_LAYER,
+    "olmo2": LAYER | {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"},
+    "gpt-oss": LAYER | {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"},
+}
+ARCHITECTURES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "gemma3_text": "gemma3",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "phi": "phi2",
+    "cohere": "command-r",
+    "gpt_oss": "gpt-oss",
+}
 
 
 def rounded(weight: torch.Tensor, kind: str) -> torch.Tensor:
@@ -58,11 +82,12 @@ def rounded(weight: torch.Tensor, kind: str) -> torch.Tensor:
 
 def round_model(model: PreTrainedModel, kind: str) -> None:
     """Replace the weights of a model by what `write_gguf` keeps of them."""
+    plain = ("mlp.gate.weight", "expert_gate.weight", "router.weight", "bias", "wpe.weight")
     with torch.no_grad():
         for name, weight in model.state_dict().items():
-            if weight.dim() >= 2 and not name.endswith("mlp.gate.weight") and "wpe" not in name:
-                conv = isinstance(_module(model, name), torch.nn.Module) and type(_module(model, name)).__name__ == "Conv1D"
-                weight.copy_(rounded(weight.T.contiguous(), kind).T if conv else rounded(weight, kind))
+            if weight.dim() >= 2 and not name.endswith(plain):
+                turned = type(_module(model, name)).__name__ == "Conv1D" or (".experts." in name and model.config.model_type == "gpt_oss")
+                weight.copy_(rounded(weight.mT.contiguous(), kind).mT if turned else rounded(weight, kind))
 
 
 def write_gguf(model: PreTrainedModel, path: Path, kind: str = "F32", *, max_tensors: int = 0, leave_out: tuple[str, ...] = ()) -> Path:
@@ -74,7 +99,7 @@ def write_gguf(model: PreTrainedModel, path: Path, kind: str = "F32", *, max_ten
     for name, tensor in _tensors(model, architecture):
         if name in leave_out:
             continue
-        plain = tensor.ndim < 2 or "ffn_gate_inp" in name or "position_embd" in name
+        plain = tensor.ndim < 2 or any(word in name for word in ("ffn_gate_inp", "position_embd", "_norm", "bias", "sinks"))
         code = gguf.GGMLQuantizationType["F32" if plain else kind]
         writer.add_tensor(name, gguf.quantize(tensor, code), raw_dtype=code)
     writer.write_header_to_file()
@@ -112,7 +137,11 @@ def _metadata(writer: gguf.GGUFWriter, config, architecture: str) -> None:
         return
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rms = getattr(config, "rms_norm_eps", None)
+    if rms is not None:
+        writer.add_layer_norm_rms_eps(rms)
+    else:
+        writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.norm_epsilon)
     writer.add_vocab_size(config.vocab_size)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     writer.add_key_length(head_dim)
@@ -166,6 +195,19 @@ def _extras(writer: gguf.GGUFWriter, config, architecture: str) -> None:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if architecture == "phi3" and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
+    if architecture in ("granite", "granitemoe"):
+        writer.add_float32(f"{architecture}.attention.scale", config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if architecture in ("command-r", "cohere2"):
+        writer.add_logit_scale(config.logit_scale)
+    if architecture in ("cohere2", "gpt-oss"):
+        writer.add_sliding_window(config.sliding_window)
+    if architecture == "stablelm":
+        writer.add_parallel_residual(config.use_parallel_residual)
+    if getattr(config, "shared_expert_intermediate_size", None):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     if experts:
         writer.add_expert_count(experts)
@@ -180,7 +222,8 @@ def _tensors(model: PreTrainedModel, architecture: str) -> Iterator[tuple[str, n
             continue
         tensor = _laid_out(model, name, tensor.float(), architecture)
         for theirs, values in _named(name, tensor, architecture):
-            yield theirs, np.ascontiguousarray(values.numpy())
+            squeezed = values.squeeze() if "shexp" in theirs else values
+            yield theirs, np.ascontiguousarray(squeezed.numpy())
 
 
 def _named(name: str, tensor: torch.Tensor, architecture: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -190,15 +233,30 @@ def _named(name: str, tensor: torch.Tensor, architecture: str) -> Iterator[tuple
         yield f"{ROOT[stem]}.{kind}", tensor
         return
     layer, inner = match[1], match[2]
-    if inner.endswith("experts.gate_up_proj"):
+    if architecture == "gpt-oss" and ".experts." in inner:
+        yield from _gpt_oss_experts(layer, inner, tensor)
+    elif inner.endswith(("experts.gate_up_proj", "input_linear.weight")):
         gate, up = tensor.chunk(2, dim=1)
         yield f"blk.{layer}.ffn_gate_exps.weight", gate
         yield f"blk.{layer}.ffn_up_exps.weight", up
-    elif inner.endswith("experts.down_proj"):
+    elif inner.endswith(("experts.down_proj", "output_linear.weight")):
         yield f"blk.{layer}.ffn_down_exps.weight", tensor
+    elif inner == "self_attn.sinks":
+        yield f"blk.{layer}.attn_sinks.weight", tensor
     else:
-        table = GEMMA_LAYER if architecture in ("gemma2", "gemma3") else LAYER
+        table = OTHER_LAYERS.get(architecture, LAYER)
         yield f"blk.{layer}.{table[inner.rpartition('.')[0]]}.{kind}", tensor
+
+
+def _gpt_oss_experts(layer: str, inner: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Inputs before outputs there, gate and up of an output side by side."""
+    kind = "bias" if inner.endswith("bias") else "weight"
+    rows = tensor if kind == "bias" else tensor.transpose(1, 2)
+    if "gate_up" in inner:
+        yield f"blk.{layer}.ffn_gate_exps.{kind}", rows[:, 0::2]
+        yield f"blk.{layer}.ffn_up_exps.{kind}", rows[:, 1::2]
+    else:
+        yield f"blk.{layer}.ffn_down_exps.{kind}", rows
 
 
 def _laid_out(model: PreTrainedModel, name: str, tensor: torch.Tensor, architecture: str) -> torch.Tensor:
@@ -206,7 +264,7 @@ def _laid_out(model: PreTrainedModel, name: str, tensor: torch.Tensor, architect
         return tensor.T
     if architecture.startswith("gemma") and "norm" in name:
         return tensor + 1
-    if architecture in ("llama", "smollm3") and re.search(r"self_attn\.[qk]_proj", name):
+    if architecture in ("llama", "smollm3", "granite", "granitemoe") and re.search(r"self_attn\.[qk]_proj", name):
         heads = model.config.num_attention_heads if "q_proj" in name else model.config.num_key_value_heads
         return _interleaved(tensor, heads)
     return tensor

@@ -31,6 +31,8 @@ LONGROPE = {
     "original_max_position_embeddings": 64,
 }
 GEMMA = DECODER | {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24, "pad_token_id": 0}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1, "mlp_only_layers": []}
+GRANITE = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
 MODELS = {
     "llama": ("Llama", DECODER),
     "llama tied, biases": ("Llama", DECODER | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
@@ -47,6 +49,21 @@ MODELS = {
     "gemma3": ("Gemma3", GEMMA | {"num_hidden_layers": 6}),
     "phi3": ("Phi3", DECODER | {"pad_token_id": 0}),
     "phi3, longrope": ("Phi3", DECODER | {"pad_token_id": 0, "rope_parameters": LONGROPE, "original_max_position_embeddings": 64}),
+    "qwen2 moe": ("Qwen2Moe", DECODER | EXPERTS | {"shared_expert_intermediate_size": 32, "norm_topk_prob": False}),
+    "qwen3 moe": ("Qwen3Moe", DECODER | EXPERTS | {"head_dim": 32, "norm_topk_prob": True}),
+    "olmo2": ("Olmo2", DECODER | {"pad_token_id": 0}),
+    "olmoe": ("Olmoe", DECODER | EXPERTS | {"pad_token_id": 0, "norm_topk_prob": False}),
+    "granite": ("Granite", DECODER | GRANITE),
+    "granite moe": ("GraniteMoe", DECODER | GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "starcoder2": ("Starcoder2", DECODER | {"sliding_window": None, "use_bias": True}),
+    "phi2": ("Phi", DECODER | {"num_key_value_heads": 4, "partial_rotary_factor": 0.5}),
+    "command-r": ("Cohere", DECODER | {"pad_token_id": 0, "use_qk_norm": False, "logit_scale": 0.25}),
+    "cohere2": ("Cohere2", DECODER | {"pad_token_id": 0, "num_hidden_layers": 4, "sliding_window": 8, "logit_scale": 0.25, "head_dim": 16}),
+    "stablelm": ("StableLm", DECODER | {"partial_rotary_factor": 0.25, "use_qkv_bias": True}),
+    "gpt-oss": (
+        "GptOss",
+        DECODER | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 8, "pad_token_id": 0},
+    ),
     "gpt2": ("GPT2", {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}),
 }
 PROMPT = torch.randint(0, 96, (40,), generator=torch.Generator().manual_seed(7)).tolist()
@@ -91,7 +108,7 @@ def test_float32_files_give_the_models_logits(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_1", "MXFP4"])
-@pytest.mark.parametrize("name", ["llama", "mixtral", "gemma2", "phi3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gemma2", "phi3", "gpt2", "qwen2 moe", "gpt-oss"])
 def test_quantised_files_give_the_logits_of_the_rounded_model(name: str, kind: str, tmp_path: Path) -> None:
     model = make(name)
     path = write_gguf(model, tmp_path / "model.gguf", kind)
@@ -119,7 +136,7 @@ def test_missing_tensors_are_named_at_once(tmp_path: Path) -> None:
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     path = write_gguf(make("llama"), tmp_path / "model.gguf")
     path.write_bytes(path.read_bytes().replace(b"llama", b"lhama"))
-    with pytest.raises(ModelError, match="architecture 'lhama' was given; known are gemma, gemma2"):
+    with pytest.raises(ModelError, match="architecture 'lhama' was given; known are cohere2, command-r"):
         open_checkpoint(path)
 
 
