@@ -1,0 +1,170 @@
+"""Runs one checkpoint with recorded reference outputs: through the engine as users do, and through the model alone for its full logits."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pagoda.hal.comm import Communicator, Topology
+from pagoda.hal.device import Backend
+from pagoda.hal.errors import ConfigError, PagodaError
+from pagoda.models.comparison import Finding, Tolerance, compare_greedy, compare_values
+from pagoda.models.direct import DirectRun
+from pagoda.models.load import Checkpoint, describe, load_model, open_checkpoint
+from pagoda.models.parallel.shard import Shard
+from pagoda.ops.table import kernel_table
+from pagoda.serving.engine.params import MAX_LOGPROBS, SamplingParams
+from pagoda.serving.frontend.outputs import Logprob
+from pagoda.serving.sdk import LLM
+from safetensors.torch import load_file
+
+REFERENCE = "reference.safetensors"
+FULL = "p2"
+"""The prompt whose reference holds the logits of every position."""
+POOL_BYTES = 64 << 20
+
+Reference = dict[str, torch.Tensor]
+Answer = tuple[list[int], torch.Tensor]
+"""Greedy tokens and the logits they came from, `[tokens, vocab]`."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All comparisons of one checkpoint. `error`: why it did not run, if it did not."""
+
+    path: str
+    findings: tuple[Finding, ...] = ()
+    error: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.findings) and not self.error and all(finding.passed for finding in self.findings)
+
+    def __str__(self) -> str:
+        if self.error:
+            return f"FAIL {self.path}  {self.error}"
+        worst = max(finding.error for finding in self.findings)
+        red = [f"{f.name}: {f.note or f'off by {f.error:.2g}'}" for f in self.findings if not f.passed]
+        ties = sum("tie" in finding.note for finding in self.findings)
+        parts = ["pass" if self.passed else "FAIL", self.path, f" worst {worst:.1e}", *([f" {ties} ties"] if ties else ())]
+        return " ".join([*parts, *(["", "; ".join(red)] if red else ())])
+
+
+def check(path: Path, backend: Backend, ranks: int = 1, tolerance: Tolerance | None = None) -> Report:
+    """Run one checkpoint and compare; an error of ours becomes part of the report."""
+    tolerance = tolerance or Tolerance()
+    try:
+        if not (path / REFERENCE).is_file():
+            raise ConfigError(f"there is no {REFERENCE} beside the checkpoint; give a folder that the parity oracle made")
+        reference = load_file(path / REFERENCE)
+        findings = [*_check_model(open_checkpoint(path), backend, reference, ranks, tolerance)]
+        findings += _check_engine(path, backend.name, reference, ranks, tolerance)
+    except PagodaError as error:
+        return Report(str(path), error=f"{type(error).__name__}: {error}")
+    return Report(str(path), tuple(findings))
+
+
+def turns(reference: Reference) -> list[list[str]]:
+    """Names of the prompts, grouped as they are to be sent: alone, and those that begin with b together."""
+    names = sorted(name.removesuffix(".prompt") for name in reference if name.endswith(".prompt"))
+    together = [name for name in names if name.startswith("b")]
+    return [*([name] for name in names if name not in together), *([together] if together else [])]
+
+
+def _check_model(checkpoint: Checkpoint, backend: Backend, reference: Reference, ranks: int, tolerance: Tolerance) -> list[Finding]:
+    """The model alone; all ranks run in threads of this process, rank 0 is compared."""
+    address = f"127.0.0.1:{_free_port()}"
+    with ThreadPoolExecutor(ranks) as pool:
+        jobs = [pool.submit(_rank, checkpoint, backend, reference, Topology(rank, ranks, address, "tp")) for rank in range(ranks)]
+        results = [job.result() for job in jobs]
+    answers, full = results[0]
+    findings = [finding for name, answer in answers.items() for finding in _greedy(name, answer, reference, tolerance)]
+    if full is not None:
+        findings.append(compare_values(f"{FULL}.full_logits", full, reference[f"{FULL}.full_logits"], tolerance))
+    return findings
+
+
+def _rank(
+    checkpoint: Checkpoint, backend: Backend, reference: Reference, topology: Topology
+) -> tuple[dict[str, Answer], torch.Tensor | None]:
+    device = backend.open(topology.rank if len(backend.devices()) > 1 else 0)
+    table = kernel_table(backend, device.info)
+    description = describe(checkpoint, dtype="float32", shard=Shard(topology.rank, topology.world), table=table)
+    communicator: Communicator | None = device.communicator(topology) if topology.world > 1 else None
+    model = load_model(description, device, table, communicator)
+    answers: dict[str, Answer] = {}
+    for names in turns(reference):
+        asked, count = [_prompt(reference, name) for name in names], max(len(reference[f"{name}.tokens"]) for name in names)
+        run = DirectRun(model, device, len(asked), max(map(len, asked)) + count)
+        answers.update(zip(names, run.generate(asked, count), strict=True))
+    full = None
+    if f"{FULL}.full_logits" in reference:
+        prompt = _prompt(reference, FULL)
+        run = DirectRun(model, device, 1, len(prompt))
+        full = run.logits(run.step([(0, prompt)]).hidden)
+    if communicator is not None:
+        communicator.close()
+    return answers, full
+
+
+def _greedy(name: str, answer: Answer, reference: Reference, tolerance: Tolerance) -> tuple[Finding, Finding]:
+    return compare_greedy(name, *answer, reference[f"{name}.tokens"].tolist(), reference[f"{name}.logits"], tolerance)
+
+
+def _check_engine(path: Path, device: str, reference: Reference, ranks: int, tolerance: Tolerance) -> list[Finding]:
+    """Through the engine: greedy tokens, and the log-probabilities of the likeliest ids at every position."""
+    longest = max(len(_prompt(reference, name)) + len(reference[f"{name}.tokens"]) for names in turns(reference) for name in names)
+    findings: list[Finding] = []
+    with LLM(
+        str(path), device=device, dtype="float32", max_model_len=longest, tensor_parallel_size=ranks, kv_cache_memory_bytes=POOL_BYTES
+    ) as llm:
+        for names in turns(reference):
+            params = [_params(reference, name) for name in names]
+            outputs = llm.generate([{"prompt_token_ids": _prompt(reference, name)} for name in names], params, progress=False)
+            for name, output in zip(names, outputs, strict=True):
+                answer = output.outputs[0]
+                findings += _engine_findings(name, list(answer.token_ids), answer.logprobs or [], reference, tolerance)
+                if output.prompt_logprobs is not None:
+                    got = [row for row in output.prompt_logprobs if row is not None]
+                    findings.append(_logprobs(f"{name}.engine.prompt_logprobs", got, reference[f"{name}.full_logits"], tolerance))
+    return findings
+
+
+def _engine_findings(
+    name: str, tokens: list[int], logprobs: Sequence[dict[int, Logprob]], reference: Reference, tolerance: Tolerance
+) -> list[Finding]:
+    want, rows = reference[f"{name}.tokens"].tolist(), reference[f"{name}.logits"]
+    found, _ = compare_greedy(f"{name}.engine", tokens, rows[: len(tokens)], want, rows, tolerance)
+    same = found.compared + (tokens != want[: len(tokens)])
+    return [found, _logprobs(f"{name}.engine.logprobs", logprobs[:same], rows, tolerance)]
+
+
+def _logprobs(name: str, got: Sequence[dict[int, Logprob]], rows: torch.Tensor, tolerance: Tolerance) -> Finding:
+    if not got or len(got) > len(rows):
+        return Finding(name, False, note=f"{len(got)} positions instead of {len(rows)}")
+    want = rows.double().log_softmax(-1)
+    error = max(abs(entry.logprob - float(row[token])) for row, entries in zip(want, got) for token, entry in entries.items())
+    relative = error / max(float(rows.double().std(unbiased=False)), 1e-9)
+    return Finding(name, relative <= tolerance.error, relative, len(got))
+
+
+def _params(reference: Reference, name: str) -> SamplingParams:
+    whole = MAX_LOGPROBS if f"{name}.full_logits" in reference else None
+    count = len(reference[f"{name}.tokens"])
+    return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, logprobs=MAX_LOGPROBS, prompt_logprobs=whole)
+
+
+def _prompt(reference: Reference, name: str) -> list[int]:
+    ids: list[int] = reference[f"{name}.prompt"].tolist()
+    return ids
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
