@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -18,6 +19,7 @@ from pagoda.serving.engine.core import EngineCore, Sink
 from pagoda.serving.engine.executors.inprocess import InProcessExecutor
 from pagoda.serving.engine.executors.multiproc import MultiprocExecutor
 from pagoda.serving.engine.inprocess_client import Engine, EngineStarter
+from pagoda.serving.engine.loading import LoadingLine
 from pagoda.serving.engine.pages import Pages
 from pagoda.serving.engine.plan import RunnerFacts
 from pagoda.serving.engine.runner import Runner, RunnerLimits
@@ -60,7 +62,7 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     num_pages = _smallest(communicator, device, sizes.num_pages)
     max_model_len = _smallest(communicator, device, sizes.max_model_len)
     load = partial(load_model, sizes.description, device, target.table, communicator, config.seed)
-    model = load()
+    model = _told(load) if topology.rank == 0 else load()
     pages = Pages(device, sizes.groups, num_pages, len(facts.caches))
     pages.bind(model)
     _check_weights(model.loaded.nbytes, facts.weight_bytes)
@@ -70,6 +72,14 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     runner.warm_up()
     log.info("rank %d loaded %s on %s in %.1f s", topology.rank, facts.architecture, device.info.model, time.perf_counter() - began)
     return runner
+
+
+def _told(load: Callable[..., Decoder]) -> Decoder:
+    line = LoadingLine()
+    try:
+        return load(progress=line)
+    finally:
+        line.end()
 
 
 def _smallest(communicator: Communicator | None, device: Device, number: int) -> int:
