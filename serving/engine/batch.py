@@ -14,6 +14,7 @@ from pagoda.hal.memory import MemoryKind
 from pagoda.ops.attention import PagedBatch
 from pagoda.serving.engine.layout import DIMS, DTYPES, HEADER_WORDS, Layout, layout_of
 from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
+from pagoda.serving.engine.samples import Samples, samples_of
 from pagoda.serving.engine.settings import EDITS, SamplingSlots, Use
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -53,7 +54,7 @@ class StepBatch:
         num_tokens, num_rows, num_samples: real ones; padded ones are in the shapes.
         uniform: every row has one query token. use: what the sampled rows need of the sampler.
         max_query, max_seq: exact bounds on the host.
-        top_logprobs: largest top-k asked for.
+        top_logprobs: largest top-k asked for. samples: what is sampled, on the host.
     """
 
     layout: Layout
@@ -65,7 +66,8 @@ class StepBatch:
     use: Use
     max_query: int
     max_seq: int
-    top_logprobs: int = 0
+    top_logprobs: int
+    samples: Samples
 
     def groups(self, tables: tuple[torch.Tensor, ...] | None = None, max_seq: int | None = None) -> tuple[PagedBatch, ...]:
         """A `PagedBatch` per cache group; captured steps bring stable `tables` and their own bound of lengths."""
@@ -174,7 +176,7 @@ class _Columns:
     extras: Extras
     dims: dict[str, int]
     slots: SamplingSlots
-    sampled: LongArray
+    samples: Samples
     sample_slots: IntArray
     use: Use
     rare: dict[str, NDArray[Any]]
@@ -210,12 +212,13 @@ class _Columns:
             views=views,
             num_tokens=plan.num_tokens,
             num_rows=plan.num_rows,
-            num_samples=len(self.sampled),
+            num_samples=len(self.samples.rows),
             uniform=plan.num_tokens == plan.num_rows,
             use=self.use,
             max_query=int(plan.lengths.max()),
             max_seq=int((plan.starts + plan.lengths).max()),
             top_logprobs=int(asked.max()) if self.use & Use.LOGPROBS else 0,
+            samples=self.samples,
         )
 
     @property
@@ -241,11 +244,12 @@ class _Columns:
         if not self.dims["samples"]:
             return
         slots, chosen = self.slots, self.sample_slots
-        _put(out["sample_rows"], out["query_start"][1:][self.sampled] - 1)
+        samples = self.samples
+        _put(out["sample_rows"], out["query_start"][1:][samples.rows] - 1 - samples.behind)
         _put(out["sample_slots"], chosen, pad=len(slots.use))
         if not self.dims["sampling"]:
             return
-        _put(out["draws"], self.plan.draws[self.sampled])
+        _put(out["draws"], self.plan.draws[samples.rows] + samples.offsets)
         for name in ("seed", "temperature", "top_p", "min_p", "top_k"):
             _put(out[name], getattr(slots, name)[chosen])
 
@@ -266,17 +270,16 @@ def _put(out: NDArray[Any], values: NDArray[Any], pad: int = 0) -> None:
 
 
 def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extras, groups: int) -> _Columns:
-    sampled = np.flatnonzero(plan.sampled)
-    chosen = plan.slots[sampled]
+    samples = samples_of(plan, slots)
+    chosen = plan.slots[samples.rows]
     use = slots.uses(chosen)
-    samples = len(sampled)
     rows = bucket.rows or plan.num_rows
-    rare = _rare(plan, slots, sampled, use, extras)
+    rare = _rare(plan, slots, samples, use, extras)
     dims = {
         "tokens": bucket.tokens or plan.num_tokens,
         "rows": rows,
         "bounds": rows + 1,
-        "samples": rows if bucket.rows else samples,
+        "samples": rows if bucket.rows else len(samples.rows),
         "sampling": int(bool(use & Use.RANDOM)),
         "axes": 1 if extras.positions is None else len(extras.positions),
         "groups": groups,
@@ -291,12 +294,12 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
         "logprobs": len(rare.get("logprob_rows", ())),
         "spans": len(rare.get("span_rows", ())),
     }
-    return _Columns(plan, bucket, extras, dims, slots, sampled, chosen, use, rare)
+    return _Columns(plan, bucket, extras, dims, slots, samples, chosen, use, rare)
 
 
-def _rare(plan: StepPlan, slots: SamplingSlots, sampled: LongArray, use: Use, extras: Extras) -> dict[str, NDArray[Any]]:
-    """Columns that most steps lack. Row indices are into the sampled rows."""
-    chosen = plan.slots[sampled]
+def _rare(plan: StepPlan, slots: SamplingSlots, samples: Samples, use: Use, extras: Extras) -> dict[str, NDArray[Any]]:
+    """Columns that most steps lack. Row indices are into the samples."""
+    chosen = plan.slots[samples.rows]
     rare: dict[str, NDArray[Any]] = {name: value for name, value in vars(extras).items() if value is not None and name != "positions"}
     if plan.drafts is not None:
         rare["drafts"] = plan.drafts
@@ -308,17 +311,17 @@ def _rare(plan: StepPlan, slots: SamplingSlots, sampled: LongArray, use: Use, ex
         for name in ("repetition", "presence", "frequency"):
             rare[name] = getattr(slots, name)[chosen[rows]]
     if use & EDITS:
-        edits = slots.edits(chosen, plan.draws[sampled])
+        edits = slots.edits(chosen, (plan.draws[samples.rows] + samples.offsets).astype(np.int32))
         rare.update(edit_rows=edits.rows, edit_ids=edits.ids, edit_values=edits.values)
     if use & Use.ALLOWED or plan.mask_rows is not None:
-        rare["mask_rows"], rare["masks"] = slots.masks(chosen, *_grammar(plan, sampled))
+        rare["mask_rows"], rare["masks"] = slots.masks(chosen, *_grammar(plan, samples.rows))
     if use & Use.LOGPROBS:
         rare["logprob_rows"] = slots.rows_with(chosen, Use.LOGPROBS)
     return rare
 
 
 def _grammar(plan: StepPlan, sampled: LongArray) -> tuple[LongArray, IntArray | None]:
-    """A plan's masks, their rows counted among the sampled rows; masks of rows that are not sampled are dropped."""
+    """A plan's masks, their rows counted among the samples; masks of rows that are not sampled are dropped."""
     if plan.mask_rows is None or plan.masks is None:
         return np.empty(0, np.int64), None
     kept = np.isin(plan.mask_rows, sampled)

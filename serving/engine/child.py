@@ -7,6 +7,7 @@ end at once. Children stand in sessions of their own, so that Ctrl-C reaches the
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 
 from pagoda.hal.errors import EngineDeadError, PagodaError
 
-_BOOT = "import sys; sys.path[:] = {path!r}; from pagoda.serving.engine.child import main; main({descriptor}, {target!r})"
+_BOOT = "import sys; sys.path[:] = {path!r}; from pagoda.serving.engine.child import main; main({descriptor}, {target!r}, {log!r})"
 
 
 class Child:
@@ -33,7 +34,7 @@ class Child:
     def __init__(self, target: str, name: str) -> None:
         self.name = name
         self.connection, theirs = Pipe()
-        code = _BOOT.format(path=sys.path, descriptor=theirs.fileno(), target=target)
+        code = _BOOT.format(path=sys.path, descriptor=theirs.fileno(), target=target, log=_log_settings())
         command = [sys.executable, "-c", code]
         self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True)
         theirs.close()
@@ -92,6 +93,15 @@ class Outbox:
             self._connection.send(message)
 
 
+def _log_settings() -> dict[str, Any] | None:
+    """Level and format of this process's log, None where it has none."""
+    root = logging.getLogger()
+    formatter = next((handler.formatter for handler in root.handlers if type(handler.formatter) is logging.Formatter), None)
+    if formatter is None:
+        return None
+    return {"level": root.level, "format": formatter._fmt, "datefmt": formatter.datefmt}
+
+
 def portable(error: BaseException, where: str) -> PagodaError:
     """The error itself where it is ours, otherwise one that holds its traceback: what can cross a pipe."""
     if isinstance(error, PagodaError):
@@ -100,8 +110,10 @@ def portable(error: BaseException, where: str) -> PagodaError:
     return EngineDeadError(f"{where} failed with {error!r}\n{lines}")
 
 
-def main(descriptor: int, target: str) -> None:
-    """The child's side: run `target`, exit with the code that it returns."""
+def main(descriptor: int, target: str, log: dict[str, Any] | None) -> None:
+    """The child's side: log as the parent does, run `target`, exit with the code that it returns."""
+    if log is not None:
+        logging.basicConfig(**log)
     connection = Connection(descriptor)
     module, _, function = target.partition(":")
     outbox = Outbox(connection)

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from pagoda.hal.device import Device
 from pagoda.hal.stream import Event, Stream
-from pagoda.serving.engine.plan import IntArray, LongArray, RowLogprobs, StepResult
+from pagoda.serving.engine.plan import IntArray, LongArray, RowLogprobs, StepPlan, StepResult
 from pagoda.serving.engine.sampler import Logprobs, Sampled
+from pagoda.serving.engine.samples import Samples, accepted
 
 Piece = tuple[tuple[int, ...], bool]
 """Shape of one array in the buffer, and whether its 32 bits are a float."""
@@ -30,7 +31,8 @@ class PromptLogprobs:
 class Pending:
     """A step that was started: `wait` blocks until its values are on the host."""
 
-    step: int
+    plan: StepPlan
+    samples: Samples
     host: torch.Tensor
     pieces: tuple[Piece, ...]
     event: Event
@@ -44,15 +46,22 @@ class Pending:
     def wait(self) -> StepResult:
         self.event.wait()
         arrays = iter(_split(self.host.numpy(), self.pieces))
-        tokens, bad = next(arrays), next(arrays)
+        flat, bad = next(arrays), next(arrays)
+        firsts = np.cumsum(self.samples.counts) - self.samples.counts
+        tokens, counts = self._kept(flat)
         return StepResult(
-            step=self.step,
-            tokens=tokens[:, None],
-            counts=np.ones(len(tokens), np.int32),
-            logprobs=_of_rows(self.logprob_rows, tokens, arrays) if len(self.logprob_rows) else {},
+            step=self.plan.step,
+            tokens=tokens,
+            counts=counts,
+            logprobs=_of_rows(self.logprob_rows, firsts, counts, flat, arrays) if len(self.logprob_rows) else {},
             prompt_logprobs={prompt.row: RowLogprobs(prompt.token_ids.astype(np.int32), *_four(arrays)) for prompt in self.prompts},
-            bad_rows=tuple(int(row) for row in np.flatnonzero(bad)),
+            bad_rows=tuple(np.unique(np.searchsorted(firsts, np.flatnonzero(bad), side="right") - 1).tolist()),
         )
+
+    def _kept(self, flat: IntArray) -> tuple[IntArray, IntArray]:
+        if self.plan.drafts is None or not len(flat):
+            return flat[:, None], np.ones(len(flat), np.int32)
+        return accepted(self.samples, flat, self.plan.drafts)
 
 
 class ResultCopier:
@@ -64,9 +73,16 @@ class ResultCopier:
         self._turn = 0
 
     def start(
-        self, stream: Stream, step: int, sampled: Sampled, count: int, logprob_rows: LongArray, prompts: tuple[PromptLogprobs, ...]
+        self,
+        stream: Stream,
+        plan: StepPlan,
+        samples: Samples,
+        sampled: Sampled,
+        logprob_rows: LongArray,
+        prompts: tuple[PromptLogprobs, ...],
     ) -> Pending:
-        """Copy the first `count` sampled rows and all logprobs; returns at once."""
+        """Copy the real samples and all logprobs (`logprob_rows`: whose, among the samples); returns at once."""
+        count = len(samples.rows)
         tensors = [sampled.tokens[:count], sampled.bad[:count]]
         tensors += sampled.logprobs or ()
         for prompt in prompts:
@@ -75,7 +91,7 @@ class ResultCopier:
         host = self._next(len(flat))
         host.copy_(flat, non_blocking=True)
         pieces = tuple((tuple(tensor.shape), tensor.dtype == torch.float32) for tensor in tensors)
-        return Pending(step, host, pieces, stream.record(), logprob_rows, prompts)
+        return Pending(plan, samples, host, pieces, stream.record(), logprob_rows, prompts)
 
     def _next(self, size: int) -> torch.Tensor:
         self._turn = (self._turn + 1) % len(self._buffers)
@@ -108,9 +124,12 @@ def _four(arrays: Any) -> tuple[Any, Any, Any, Any]:
     return own, rank, top_ids, top
 
 
-def _of_rows(rows: LongArray, tokens: IntArray, arrays: Any) -> dict[int, RowLogprobs]:
+def _of_rows(asked: LongArray, firsts: LongArray, counts: IntArray, tokens: IntArray, arrays: Any) -> dict[int, RowLogprobs]:
+    """By sampled row, over the tokens that count. `asked`: samples with logprobs, all of a row's in a run."""
     own, rank, top_ids, top = _four(arrays)
-    return {
-        int(row): RowLogprobs(tokens[row : row + 1], own[i : i + 1], rank[i : i + 1], top_ids[i : i + 1], top[i : i + 1])
-        for i, row in enumerate(rows)
-    }
+    owners = np.searchsorted(firsts, asked, side="right") - 1
+    found = {}
+    for row in np.unique(owners).tolist():
+        kept = np.flatnonzero(owners == row)[: counts[row]]
+        found[row] = RowLogprobs(tokens[asked[kept]], own[kept], rank[kept], top_ids[kept], top[kept])
+    return found

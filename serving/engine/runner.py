@@ -80,8 +80,8 @@ class Runner:
             bucket = None if self._slots.score_prompt(plan.slots, plan.starts) else self._captured.bucket(plan)
             batch = self._packer.pack(plan, bucket)
             sampled, prompts = self._execute(plan, batch, padded=bucket is not None)
-            rows = self._slots.rows_with(plan.slots[plan.sampled], Use.LOGPROBS)
-            return self._copier.start(self._stream, plan.step, sampled, batch.num_samples, rows, prompts)
+            asked = self._slots.rows_with(plan.slots[batch.samples.rows], Use.LOGPROBS)
+            return self._copier.start(self._stream, plan, batch.samples, sampled, asked, prompts)
 
     def warm_up(self) -> None:
         """Make the decode steps of every bucket replayable, greedy and sampled, before the first request; nothing on eager devices."""

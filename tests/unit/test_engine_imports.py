@@ -1,0 +1,24 @@
+"""The engine runs where no server package is installed: importing its in-process side brings none of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SERVER_ONLY = ("fastapi", "uvicorn", "msgspec", "zmq", "prometheus_client", "typer", "rich", "transformers", "gguf")
+
+
+def test_the_in_process_engine_needs_no_server_package() -> None:
+    code = f"""
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {SERVER_ONLY!r}:
+            raise ImportError(f"{{name}} is not installed here")
+sys.meta_path.insert(0, Refuse())
+import pagoda.serving.engine.build, pagoda.serving.engine.engine_plan, pagoda.serving.engine.executors.rank
+from pagoda.serving.engine.inprocess_client import InProcessClient
+print("imported")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "imported\n", done.stderr
