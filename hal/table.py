@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pagoda.hal.errors import KernelError
@@ -42,10 +42,18 @@ class KernelTable:
         info: the device's facts.
         kernels: every candidate, references included.
         policy: explicit choices and strictness.
+        wrap: what a layer gets in place of a resolved kernel, for logs and comparisons; None gives the kernel itself.
     """
 
-    def __init__(self, info: DeviceInfo, kernels: Iterable[Kernel], policy: KernelPolicy | None = None) -> None:
+    def __init__(
+        self,
+        info: DeviceInfo,
+        kernels: Iterable[Kernel],
+        policy: KernelPolicy | None = None,
+        wrap: Callable[[Choice, KernelRun], KernelRun] | None = None,
+    ) -> None:
         self.info = info
+        self._wrap = wrap
         self.policy = policy or KernelPolicy()
         self._candidates: dict[str, list[Kernel]] = {}
         for kernel in kernels:
@@ -65,7 +73,9 @@ class KernelTable:
         """The kernel for one use, loaded and bound; the same object for equal facts."""
         key = (op, facts)
         if key not in self._runs:
-            self._runs[key] = self.choose(op, facts).chosen.load(facts)
+            choice = self.choose(op, facts)
+            run = choice.chosen.load(facts)
+            self._runs[key] = run if self._wrap is None else self._wrap(choice, run)
         return self._runs[key]
 
     def explain(self) -> tuple[Choice, ...]:

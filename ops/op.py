@@ -38,6 +38,10 @@ class Case:
     consumes: tuple[int, ...] = ()
 
 
+BY_ROW = frozenset({"capturable", "batch_invariant"})
+"""Claims of a reference whose rows torch computes one by one, or whose arithmetic does not depend on where in a vector a number stands."""
+
+
 class Part(NamedTuple):
     """A piece of a case that must give the same numbers alone: its case, and the rows of the whole's outputs that it is."""
 
@@ -58,6 +62,7 @@ class Op:
         generate: `(torch.Generator, dtype name) → cases` on the CPU: empty, one, block ± 1, ragged, strided, large.
         split: `(case) → parts`, for the test of batch invariance; outputs have one row per row of the batch.
         dtypes: dtypes that the reference computes in.
+        claims: what the reference may be held to on any device; none waits for the device.
     """
 
     name: str
@@ -67,8 +72,9 @@ class Op:
     generate: Callable[[torch.Generator, str], Iterator[Case]]
     split: Callable[[Case], Iterator[Part]]
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    claims: frozenset[str] = frozenset({"capturable"})
 
     def reference_kernel(self) -> Kernel:
         """The reference as a candidate of the kernel table, ranked below everything else."""
         path = f"{self.reference.__module__}:{self.reference.__qualname__}"
-        return Kernel(self.name, "reference", path, rank=-1.0)
+        return Kernel(self.name, "reference", path, rank=-1.0, claims=self.claims)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from pagoda.ops.attention import AttentionFacts, PagedAttentionReference, PagedBatch, WriteKvReference
 from pagoda.ops.cases.common import by_rows, draw, dtype_of, strided, tolerance
-from pagoda.ops.op import Case, Op, Part
+from pagoda.ops.op import BY_ROW, Case, Op, Part
 
 
 def facts_of(
@@ -226,4 +226,4 @@ def _write_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
                 yield Case(f"{tokens} tokens, {layout}", facts, (k, v, k_pages, v_pages, slots), mutates=(2, 3))
 
 
-WRITE_KV = Op("write_kv", WriteKvReference, _write_oracle, lambda case: 0.0, _write_cases, by_rows())
+WRITE_KV = Op("write_kv", WriteKvReference, _write_oracle, lambda case: 0.0, _write_cases, by_rows(), claims=BY_ROW)

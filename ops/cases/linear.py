@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from pagoda.ops.cases.common import ROWS, by_rows, draw, strided, tolerance
 from pagoda.ops.linear import EmbeddingFacts, EmbeddingReference, GemmFacts, GemmReference
-from pagoda.ops.op import Case, Op
+from pagoda.ops.op import BY_ROW, Case, Op
 
 
 def _gemm_oracle(case: Case) -> torch.Tensor:
@@ -63,4 +63,4 @@ def _embedding_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
                 yield Case(f"{rows} ids{', partial' if partial else ''}", facts, (ids,), {"weight": weight})
 
 
-EMBEDDING = Op("embedding", EmbeddingReference, _embedding_oracle, lambda case: 0.0, _embedding_cases, by_rows(0))
+EMBEDDING = Op("embedding", EmbeddingReference, _embedding_oracle, lambda case: 0.0, _embedding_cases, by_rows(0), claims=BY_ROW)

@@ -11,7 +11,7 @@ from pagoda.ops.cases.common import by_rows, draw, strided, tolerance
 from pagoda.ops.gguf.decode import decode
 from pagoda.ops.gguf.types import GgmlType
 from pagoda.ops.linear_gguf import EmbeddingGgufFacts, EmbeddingGgufReference, GemmGgufFacts, GemmGgufReference
-from pagoda.ops.op import Case, Op
+from pagoda.ops.op import BY_ROW, Case, Op
 
 HALF_FIELDS: dict[str, tuple[int, ...]] = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,),
@@ -110,5 +110,6 @@ def _embedding_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
 
 
 EMBEDDING_GGUF = Op(
-    "embedding_gguf", EmbeddingGgufReference, _embedding_oracle, lambda case: tolerance(case.facts.dtype), _embedding_cases, by_rows(0)
+    "embedding_gguf", EmbeddingGgufReference, _embedding_oracle, lambda case: tolerance(case.facts.dtype), _embedding_cases,
+    by_rows(0), claims=BY_ROW,
 )  # fmt: skip

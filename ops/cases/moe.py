@@ -10,7 +10,7 @@ import torch
 from pagoda.ops.cases.activation import act
 from pagoda.ops.cases.common import by_rows, draw, tolerance
 from pagoda.ops.moe import MoeMlpFacts, MoeMlpReference, RouteFacts, RouteReference
-from pagoda.ops.op import Case, Op
+from pagoda.ops.op import BY_ROW, Case, Op
 
 
 def _scores(facts: RouteFacts, logits: np.ndarray) -> np.ndarray:
@@ -63,7 +63,8 @@ def _route_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
 
 
 ROUTE = Op(
-    "route", RouteReference, _route_oracle, lambda case: tolerance("float32", case.facts.experts, roundings=4), _route_cases, by_rows(0)
+    "route", RouteReference, _route_oracle, lambda case: tolerance("float32", case.facts.experts, roundings=4), _route_cases,
+    by_rows(0), claims=BY_ROW,
 )  # fmt: skip
 
 

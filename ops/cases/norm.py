@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pagoda.ops.cases.common import ROWS, by_rows, draw, strided, tolerance
 from pagoda.ops.norm import AddRmsNormReference, LayerNormReference, NormFacts, RmsNormReference
-from pagoda.ops.op import Case, Op
+from pagoda.ops.op import BY_ROW, Case, Op
 
 
 def _rms(case: Case, x: np.ndarray) -> torch.Tensor:
@@ -73,4 +73,4 @@ def _tolerance(case: Case) -> float:
 
 RMS_NORM = Op("rms_norm", RmsNormReference, _rms_oracle, _tolerance, _cases, by_rows(0))
 ADD_RMS_NORM = Op("add_rms_norm", AddRmsNormReference, _add_rms_oracle, _tolerance, _add_cases, by_rows(0, 1))
-LAYER_NORM = Op("layer_norm", LayerNormReference, _layer_oracle, _tolerance, _layer_cases, by_rows(0))
+LAYER_NORM = Op("layer_norm", LayerNormReference, _layer_oracle, _tolerance, _layer_cases, by_rows(0), claims=BY_ROW)

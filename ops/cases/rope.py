@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from pagoda.ops.cases.common import ROWS, by_rows, draw, strided, tolerance
-from pagoda.ops.op import Case, Op
+from pagoda.ops.op import BY_ROW, Case, Op
 from pagoda.ops.rope import RopeFacts, RopeReference
 
 
@@ -53,4 +53,4 @@ def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
             yield Case(f"{style} strided", facts, (strided(q), strided(k), cos, sin), consumes=(0, 1))
 
 
-ROPE = Op("rope", RopeReference, _oracle, lambda case: tolerance(case.facts.dtype, 2), _cases, by_rows(0, 1, 2, 3))
+ROPE = Op("rope", RopeReference, _oracle, lambda case: tolerance(case.facts.dtype, 2), _cases, by_rows(0, 1, 2, 3), claims=BY_ROW)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from pagoda.ops.cases.common import by_rows, draw, dtype_of, strided, tolerance
-from pagoda.ops.op import Case, Op, Part
+from pagoda.ops.op import BY_ROW, Case, Op, Part
 from pagoda.ops.sampling import (
     PenalizeReference,
     SampleReference,
@@ -48,7 +48,7 @@ def _penalize_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
 
 PENALIZE = Op(
     "penalize", PenalizeReference, _penalize_oracle, lambda case: tolerance("float32", roundings=4),
-    _penalize_cases, by_rows(0, 1, 2, 3, 4, 5),
+    _penalize_cases, by_rows(0, 1, 2, 3, 4, 5), claims=BY_ROW,
 )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def _bitmask_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
 
 
 TOKEN_BITMASK = Op(
-    "apply_token_bitmask", TokenBitmaskReference, _bitmask_oracle, lambda case: 0.0, _bitmask_cases, by_rows(0, 1)
+    "apply_token_bitmask", TokenBitmaskReference, _bitmask_oracle, lambda case: 0.0, _bitmask_cases, by_rows(0, 1), claims=BY_ROW
 )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def _sample_split(case: Case) -> Iterator[Part]:
         yield Part(replace(case, label=f"{case.label}, row {row} alone", args=(logits[piece], alone)), piece)
 
 
-SAMPLE = Op("sample", SampleReference, _sample_oracle, lambda case: 0.0, _sample_cases, _sample_split)
+SAMPLE = Op("sample", SampleReference, _sample_oracle, lambda case: 0.0, _sample_cases, _sample_split, claims=BY_ROW)
 
 
 def _logprobs_oracle(case: Case) -> tuple[torch.Tensor, ...]:
@@ -220,5 +220,5 @@ def _logprobs_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
 
 TOP_LOGPROBS = Op(
     "top_logprobs", TopLogprobsReference, _logprobs_oracle,
-    lambda case: tolerance("float32", case.facts.vocab, roundings=2), _logprobs_cases, by_rows(0, 1),
+    lambda case: tolerance("float32", case.facts.vocab, roundings=2), _logprobs_cases, by_rows(0, 1), claims=BY_ROW,
 )  # fmt: skip

@@ -61,6 +61,10 @@ class EngineConfig:
         dict[str, str], Flag("Force a kernel, as in `--kernel paged_attention=reference`; repeatable.", metavar="OP=NAME")
     ] = field(default_factory=dict)
     strict_kernels: Annotated[bool, Flag("Falling back to a reference kernel is an error.")] = False
+    kernel_log: Annotated[
+        Literal["off", "calls", "statistics", "nan"],
+        Flag("Log every kernel call with its shapes; also statistics of results; or stop where NaN is made. Slow, but for `off`."),
+    ] = "off"
     batch_invariant: Annotated[bool, Flag("Only kernels whose results do not depend on the batch.")] = False
     trust_remote_code: Annotated[bool, Flag("Let the checkpoint's own Python code run.")] = False
     hf_overrides: Annotated[dict[str, Any], Flag("JSON of config.json keys to replace.", metavar="JSON")] = field(default_factory=dict)

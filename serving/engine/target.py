@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from pagoda.hal.device import Backend, Device
 from pagoda.hal.discovery import choose, find
 from pagoda.hal.info import DeviceInfo
 from pagoda.hal.table import KernelPolicy, KernelTable
+from pagoda.ops.call_log import wrapper
 from pagoda.ops.table import candidates, kernel_table
 from pagoda.serving.engine.config import EngineConfig
 
@@ -43,7 +45,8 @@ def open_target(config: EngineConfig, rank: int = 0, *, plan_only: bool = False)
     first = int(which) if which.isdigit() else found.backend.describe(which).index if which else 0
     own = len(found.backend.devices()) >= first + config.tensor_parallel_size
     device = found.backend.open(first + rank if own else first)
-    table = kernel_table(found.backend, device.info, policy)
+    wrap = None if config.kernel_log == "off" else wrapper(config.kernel_log, logging.getLogger("pagoda.kernels").info)
+    table = kernel_table(found.backend, device.info, policy, wrap)
     return Target(found.backend, device, device.info, table, found.probe.message, 1 if own else config.tensor_parallel_size)
 
 

@@ -1,0 +1,128 @@
+"""The check itself: each kind of mistake that a kernel can make is found; and the call log says what ran."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pagoda.backends.reference.backend import ReferenceBackend
+from pagoda.hal.errors import DeviceError
+from pagoda.hal.kernel import Kernel
+from pagoda.ops.activation import ActivationFacts
+from pagoda.ops.attention import PagedAttentionReference, WriteKvReference
+from pagoda.ops.call_log import Level, wrapper
+from pagoda.ops.check import check_kernel
+from pagoda.ops.linear import GemmFacts, GemmReference
+from pagoda.ops.norm import NormFacts, RmsNormReference
+from pagoda.ops.registry import ALL_OPS
+from pagoda.ops.sampling import SampleReference
+from pagoda.ops.table import kernel_table
+
+
+class LeavesGaps(GemmReference):
+    def run(self, packed: Any, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.shape[0], self.facts.out_features, dtype=x.dtype)
+        out[:, 1:] = super().run(packed, x)[:, 1:]
+        return out
+
+
+class ChangesInput(RmsNormReference):
+    def run(self, packed: Any, x: torch.Tensor) -> torch.Tensor:
+        result = super().run(packed, x)
+        x.mul_(1.0 + 2.0**-5)
+        return result
+
+
+class ReadsBeyond(RmsNormReference):
+    def run(self, packed: Any, x: torch.Tensor) -> torch.Tensor:
+        wide = x.as_strided((*x.shape[:-1], x.shape[-1] + 1), x.stride())
+        return super().run(packed, x) + 0 * wide[..., 1:]
+
+
+class WritesBeyond(WriteKvReference):
+    def run(self, k: Any, v: Any, k_pages: torch.Tensor, v_pages: torch.Tensor, slots: Any) -> None:
+        super().run(k, v, k_pages, v_pages, slots)
+        k_pages.as_strided((1,), (1,), k_pages.storage_offset() - 1).fill_(0.0)
+
+
+class DependsOnBatch(GemmReference):
+    def run(self, packed: Any, x: torch.Tensor) -> torch.Tensor:
+        return super().run(packed, x) + x.shape[0] * 1e-7
+
+
+class SeesTheFuture(PagedAttentionReference):
+    def _visible(self, distance: torch.Tensor, position: Any, key: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
+        return key[None, :] < seq_lens[:, None]
+
+
+class ReadsStalePages(PagedAttentionReference):
+    def _visible(self, distance: torch.Tensor, position: Any, key: Any, seq_lens: Any) -> torch.Tensor:
+        return (distance >= 0) | (key[None, :] == seq_lens[:, None])
+
+
+class Transposed(GemmReference):
+    def run(self, packed: Any, x: torch.Tensor) -> torch.Tensor:
+        return super().run(packed, x).t()
+
+
+class IgnoresTopK(SampleReference):
+    def run(self, logits: torch.Tensor, rows: Any) -> torch.Tensor:
+        return torch.where(rows.temperature > 0, logits.argmin(-1), logits.argmax(-1))
+
+
+MISTAKES = (
+    ("gemm", LeavesGaps, "not finite"),
+    ("rms_norm", ChangesInput, "changed input 0"),
+    ("rms_norm", ReadsBeyond, "not finite"),
+    ("write_kv", WritesBeyond, "outside"),
+    ("gemm", DependsOnBatch, "batch invariance"),
+    ("paged_attention", SeesTheFuture, "error"),
+    ("paged_attention", ReadsStalePages, "not finite"),
+    ("gemm", Transposed, "shape"),
+    ("sample", IgnoresTopK, "integers are wrong"),
+)
+
+
+@pytest.mark.parametrize(("op", "implementation", "said"), MISTAKES, ids=[implementation.__name__ for _, implementation, _ in MISTAKES])
+def test_a_mistake_is_found(op: str, implementation: type, said: str) -> None:
+    class Wrong(Kernel):
+        def load(self, facts: Any) -> Any:
+            return implementation(facts)
+
+    report = check_kernel(Wrong(op, "wrong", "", claims=frozenset({"batch_invariant"})), ALL_OPS[op])
+    assert any(said in failure.problem for failure in report.failures), str(report)
+
+
+def test_an_error_of_the_kernel_is_a_failure_and_not_an_error_of_the_check() -> None:
+    report = check_kernel(Kernel("gemm", "absent", "pagoda.ops.linear:Absent"), ALL_OPS["gemm"])
+    assert len(report.failures) == report.ran > 0
+    assert "AttributeError" in report.failures[0].problem
+
+
+def _logged(level: Level) -> tuple[Any, list[str]]:
+    said: list[str] = []
+    backend = ReferenceBackend()
+    return kernel_table(backend, backend.describe(), wrap=wrapper(level, said.append)), said
+
+
+def test_the_log_names_kernel_shapes_and_dtypes() -> None:
+    table, said = _logged("calls")
+    run = table.resolve("gemm", GemmFacts("float32", 4, 3))
+    assert run is table.resolve("gemm", GemmFacts("float32", 4, 3))
+    run.run(run.pack({"weight": torch.ones(3, 4)}), torch.ones(2, 4))
+    assert said == ["gemm=reference float32[3, 4] float32[2, 4] → float32[2, 3]"]
+
+
+def test_the_log_tells_statistics() -> None:
+    table, said = _logged("statistics")
+    table.resolve("activation", ActivationFacts("float32", "relu")).run(torch.tensor([-1.0, 3.0]))
+    assert said == ["activation=reference float32[2] → float32[2] (mean 1.5 deviation 1.5 min 0 max 3)"]
+
+
+def test_the_log_stops_where_nan_is_made() -> None:
+    table, _ = _logged("nan")
+    run = table.resolve("rms_norm", NormFacts("float32", 2, 0.0, weight=False))
+    assert run.run(None, torch.full((1, 2), float("nan"))).isnan().all()
+    with pytest.raises(DeviceError, match="rms_norm=reference made NaN"):
+        run.run(None, torch.zeros(1, 2))
