@@ -16,8 +16,8 @@ from pagoda.serving.engine.plan import IntArray
 GROUP_COST = 0.02
 """A further group (a block table to pack, a plan per step) is worth it when it saves this share of the pool."""
 
-RANK_COST = 1e-3
-"""The same for a page size that the kernels like less, per step down their list."""
+RANK_COST = 0.015
+"""The same for a page size further down the kernels' list, per step: larger pages also make prefix hits coarser."""
 
 WINDOW_WEIGHT = 0.25
 """Weight of padding in a windowed group's pages: a long sequence keeps few of them."""
