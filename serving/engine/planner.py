@@ -39,6 +39,7 @@ class Planner:
 
     def _running(self) -> tuple[IntArray, IntArray]:
         slots, order = self._ledger.slots, self._ledger.order
+        slots.drafted[order] = 0
         want = self._want(order)
         rows = np.flatnonzero(want)
         chosen, counts = order[rows], want[rows]

@@ -70,3 +70,14 @@ def test_drafts_take_only_what_budget_and_pages_are_left():
     assert max(plan.num_tokens for plan in toy.plans) == 5
     toy.check_tokens("a")
     toy.check_tokens("b")
+
+
+@pytest.mark.parametrize("num_pages", range(11, 24))
+def test_a_step_without_room_for_drafts_forgets_those_before(num_pages):
+    """When pages run short, no drafts are asked for, and rows are sampled as ever."""
+    toy = Toy(toy_facts(num_pages=num_pages, overlap=1), drafter=KnowingDrafter(2), max_num_batched_tokens=24)
+    for i in range(4):
+        toy.submit(f"r{i}", range(i, i + 9 + i), max_tokens=22, ignore_eos=True)
+    toy.drain()
+    for i in range(4):
+        toy.check_tokens(f"r{i}")
