@@ -55,5 +55,8 @@ class Graphs(Protocol):
     policy: GraphPolicy
 
     def capture(self, key: Hashable, fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Replay:
-        """Make `fn(*inputs)` replayable. `inputs` keep their addresses; `key` names the bucket. Raises `DeviceError`."""
+        """Make `fn(*inputs)` replayable. `inputs` keep their addresses; `key` names the bucket. Raises `DeviceError`.
+
+        `fn` may run on the way, once or more: what it changes in place must bear that, or be put back afterwards.
+        """
         ...

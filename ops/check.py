@@ -78,10 +78,10 @@ def check_kernel(
 
 def _check_case(kernel: Kernel, op: Op, case: Case, device: torch.device, report: Report) -> str | None:
     run = kernel.load(case.facts)
-    weights = [run.pack({name: _Guarded(t, device).view for name, t in case.weights.items()})] if _has_weights(op) else []
+    weights = [run.pack({name: _Guarded(t, device).view for name, t in case.weights.items()})] if has_weights(op) else []
     expected = op.oracle(case)
     for poisoned in (True, False):
-        placed = _place(case, device)
+        placed = place(case, device)
         with _poison(poisoned):
             result = _invoke(run, weights, placed.case)
         problem = _judge(result, placed, expected, op.tolerance(case), report) or placed.damage(case)
@@ -94,7 +94,7 @@ def _check_case(kernel: Kernel, op: Op, case: Case, device: torch.device, report
     return None
 
 
-def _has_weights(op: Op) -> bool:
+def has_weights(op: Op) -> bool:
     return "packed" in inspect.signature(getattr(op.reference, "run")).parameters  # noqa: B009 - a callable, not always a class
 
 
@@ -110,9 +110,9 @@ def _repack(run: KernelRun, packed: Any, case: Case, device: torch.device) -> An
 
 
 def _check_invariance(op: Op, run: KernelRun, weights: list[Any], case: Case, device: torch.device) -> str | None:
-    whole = _tuple(_invoke(run, weights, _place(case, device).case))
+    whole = as_tuple(_invoke(run, weights, place(case, device).case))
     for part in op.split(case):
-        alone = _tuple(_invoke(run, weights, _place(part.case, device).case))
+        alone = as_tuple(_invoke(run, weights, place(part.case, device).case))
         for a, b in zip(whole, alone, strict=True):
             if a is not None and not torch.equal(a[part.rows].nan_to_num(), b.nan_to_num()):
                 return f"claims batch invariance, but differs as {part.case.label}"
@@ -157,7 +157,7 @@ class _Placed(NamedTuple):
         return None
 
 
-def _place(case: Case, device: torch.device) -> _Placed:
+def place(case: Case, device: torch.device) -> _Placed:
     args, guards = [], []
     for arg in case.args:
         mine: list[_Guarded] = []
@@ -178,17 +178,17 @@ def _place_one(arg: Any, device: torch.device, guards: list[_Guarded]) -> Any:
 def _judge(result: Any, placed: _Placed, expected: Any, allowed: float, report: Report) -> str | None:
     if placed.case.mutates and result is None:
         result = tuple(placed.case.args[i] for i in placed.case.mutates)
-    got, wanted = _tuple(result), _tuple(expected)
+    got, wanted = as_tuple(result), as_tuple(expected)
     if len(got) != len(wanted):
         return f"returned {len(got)} results, not {len(wanted)}"
     for index, (have, want) in enumerate(zip(got, wanted, strict=True)):
-        problem = _compare(have, want, allowed, report)
+        problem = compare(have, want, allowed, report)
         if problem is not None:
             return f"result {index}: {problem}"
     return None
 
 
-def _compare(have: torch.Tensor, want: torch.Tensor, allowed: float, report: Report) -> str | None:
+def compare(have: torch.Tensor, want: torch.Tensor, allowed: float, report: Report) -> str | None:
     have = have.detach().cpu()
     if have.shape != want.shape:
         return f"shape {tuple(have.shape)}, not {tuple(want.shape)}"
@@ -207,7 +207,7 @@ def _compare(have: torch.Tensor, want: torch.Tensor, allowed: float, report: Rep
     return f"error {error:.3g}, allowed {allowed:.3g}" if error > allowed else None
 
 
-def _tuple(result: Any) -> tuple[Any, ...]:
+def as_tuple(result: Any) -> tuple[Any, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 

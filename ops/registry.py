@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from pagoda.hal.kernel import Kernel
@@ -30,9 +31,14 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in _OPS})
 """Every primitive, by the name that kernel tables use."""
 
 
+_INVARIANT = frozenset({"embedding", "embedding_gguf", "rope", "write_kv", "penalize", "apply_token_bitmask", "top_logprobs"})
+"""Whose reference gives a row the same bits in every batch on any device: look-ups, copies, single roundings, reductions of one row."""
+
+
 def reference_kernels() -> tuple[Kernel, ...]:
     """The portable references: with them alone every device runs everything."""
-    return tuple(op.reference_kernel() for op in _OPS)
+    claims = {True: frozenset({"batch_invariant"}), False: frozenset[str]()}
+    return tuple(replace(op.reference_kernel(), claims=claims[op.name in _INVARIANT]) for op in _OPS)
 
 
 def portable_kernels() -> tuple[Kernel, ...]:

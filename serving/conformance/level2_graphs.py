@@ -10,8 +10,12 @@ import torch
 from pagoda.hal.errors import DeviceError
 from pagoda.hal.graphs import Replay
 from pagoda.hal.info import Feature
+from pagoda.hal.kernel import Kernel
 from pagoda.hal.memory import MemoryKind
-from pagoda.serving.conformance.check import Check, Target, UnclaimedError, expect
+from pagoda.ops.check_replay import check_replay
+from pagoda.ops.registry import ALL_OPS
+from pagoda.ops.table import candidates
+from pagoda.serving.conformance.check import Check, SkippedError, Target, UnclaimedError, expect
 
 EAGER_SIZES = (1, 2, 7, 16, 64)
 """Sizes that are tried where the policy has no buckets."""
@@ -28,6 +32,9 @@ def checks(target: Target) -> Iterator[Check]:
         yield Check(2, f"replay equals eager on changed inputs [{size}]", partial(_replays, size=size))
     yield Check(2, "replays of two sizes do not disturb each other", _interleaved)
     yield Check(2, "sleep and wake", _sleep)
+    for kernel in sorted(candidates(target.backend), key=lambda kernel: (kernel.op, kernel.name)):
+        if "capturable" in kernel.claims and kernel.op in ALL_OPS:
+            yield Check(2, f"captured {kernel.op}={kernel.name}", partial(_captured_kernel, kernel=kernel))
     yield Check(2, "a step that raises is an error and leaves the device usable", _raises)
 
 
@@ -161,6 +168,21 @@ def _sleep(target: Target) -> str:
         replay = bucket.capture()
     bucket.compare(replay, 1)
     return "replays outlive sleep" if kept else "replays are made again after sleep"
+
+
+def _captured_kernel(target: Target, kernel: Kernel) -> str:
+    device, op = target.device, ALL_OPS[kernel.op]
+    reason = kernel.needs.refuse_device(device.info)
+    if reason is not None:
+        raise UnclaimedError(reason)
+    wanted = [dtype for dtype in op.dtypes if dtype in device.info.dtypes and (not kernel.needs.dtypes or dtype in kernel.needs.dtypes)]
+    reports = [
+        check_replay(kernel, op, device.graphs.capture, dtype=dtype, device=device.torch_device, info=device.info) for dtype in wanted
+    ]
+    expect(not any(report.failures for report in reports), "\n".join(str(report) for report in reports if report.failures))
+    if not any(report.ran for report in reports):
+        raise SkippedError("no generated case reaches this kernel, so nothing shows that it can be captured")
+    return "; ".join(f"{report.dtype} {report.ran} cases" for report in reports if report.ran)
 
 
 def _raises(target: Target) -> None:

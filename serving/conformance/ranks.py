@@ -21,7 +21,7 @@ RankWork = Callable[[Device, Communicator], str]
 
 def run_ranks(target: Target, world: int, work: RankWork, timeout_s: float = 180) -> list[str]:
     """One answer a rank. Raises `FailedError` with the first trouble, `UnclaimedError` where there are too few devices."""
-    indices = _indices(target, world)
+    indices = device_indices(target, world)
     context = multiprocessing.get_context("spawn")
     address = f"127.0.0.1:{free_port()}"
     pipes = [context.Pipe(duplex=False) for _ in range(world)]
@@ -51,8 +51,8 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _indices(target: Target, world: int) -> list[int]:
-    """A device for each rank; ranks share one only where its memory is the host's."""
+def device_indices(target: Target, world: int) -> list[int]:
+    """A device for each rank; ranks share one only where its memory is the host's. Raises `UnclaimedError` when there are too few."""
     count = len(target.backend.devices())
     if count >= world:
         return list(range(world))

@@ -12,7 +12,7 @@ from pagoda.hal.device import Device
 from pagoda.hal.discovery import choose
 from pagoda.hal.errors import ConfigError, PagodaError
 from pagoda.ops.table import candidates
-from pagoda.serving.conformance import level0_device, level1_kernels, level2_graphs, level3_collectives, level4_models
+from pagoda.serving.conformance import level0_device, level1_kernels, level2_graphs, level3_collectives, level4_models, level5_engine
 from pagoda.serving.conformance.check import Check, FailedError, SkippedError, Target, UnclaimedError
 from pagoda.serving.conformance.report import LEVELS, Outcome, Report, Result
 
@@ -22,6 +22,7 @@ CHECKS: tuple[Callable[[Target], Iterator[Check]], ...] = (
     level2_graphs.checks,
     level3_collectives.checks,
     level4_models.checks,
+    level5_engine.checks,
 )
 """Per level, what makes its checks."""
 

@@ -30,3 +30,10 @@ def test_collectives() -> None:
 def test_models(device: str) -> None:
     report = run_levels(device, (4,))
     assert report.passed(), report.to_markdown()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_engine(device: str) -> None:
+    report = run_levels(device, (5,))
+    assert report.passed(), report.to_markdown()

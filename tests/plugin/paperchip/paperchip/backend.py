@@ -11,8 +11,8 @@ from pagoda.hal.kernel import Kernel
 
 from paperchip.kernels import own_kernels
 
-COUNT = 2
-"""Devices of this chip in a machine."""
+COUNT = 1
+"""Devices of this chip in a machine; they do not talk to each other, so more would promise collectives."""
 
 
 class PaperBackend:
@@ -22,7 +22,7 @@ class PaperBackend:
     contract = CONTRACT_VERSION
 
     def probe(self) -> Probe:
-        return Probe(True, f"{COUNT} paper chips; they compute on the host", score=1)
+        return Probe(True, "a paper chip; it computes on the host", score=1)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         return tuple(_info(index) for index in range(COUNT))
@@ -31,7 +31,7 @@ class PaperBackend:
         from paperchip.device import PaperDevice  # the vendor's runtime starts here and nowhere else
 
         if not 0 <= index < COUNT:
-            raise DeviceError(f"paperchip {index} was asked for; there are {COUNT}, numbered from 0")
+            raise DeviceError(f"paperchip {index} was asked for; there is one, number 0")
         return PaperDevice(_info(index))
 
     def describe(self, model: str | None = None) -> DeviceInfo:
