@@ -30,6 +30,7 @@ def checks(target: Target) -> Iterator[Check]:
     """All of level 5."""
     for kind in LOADED:
         yield Check(5, f"random load: {kind}", partial(_random_load, config=TINY[kind]))
+    yield Check(5, "random load in steps of at most eight tokens", partial(_random_load, config=PLAIN, max_num_batched_tokens=8))
     yield Check(5, "a prefix hit changes nothing", _prefix_hit)
     yield Check(5, "a seed gives the same tokens alone, again and in a crowd", _seeds)
     yield Check(5, "batch invariance: logprobs alone and in a crowd are equal to the bit", _invariance)
@@ -40,21 +41,28 @@ def checks(target: Target) -> Iterator[Check]:
     yield Check(5, "a killed rank fails its requests, soon", _killed_rank)
 
 
+_SPICE: tuple[dict[str, Any], ...] = (
+    {}, {"temperature": 0.9, "seed": 1, "n": 2}, {}, {"logprobs": 2}, {}, {"temperature": 1.0, "seed": 2, "logprobs": 1}, {},
+    {"temperature": 0.7, "seed": 3, "top_k": 20, "presence_penalty": 0.5}, {}, {"logit_bias": {70: -3.0}, "temperature": 1.0, "seed": 4},
+)  # fmt: skip
+"""What requests ask besides greedy tokens, in turn: steps then mix everything that samplers do."""
+
+
 def _load(seed: int, count: int) -> list[EngineRequest]:
-    """Requests of every length, with common beginnings; a few sample, a few want several sequences."""
+    """Requests of every length, with common beginnings; some sample, some want several sequences, logprobs, penalties or a bias."""
     draw = random.Random(seed)
     beginnings = [tuple(draw.randrange(64, 256) for _ in range(length)) for length in (16, 40, 64)]
     asked = []
     for number in range(count):
         prompt = (*draw.choice([(), *beginnings]), *(draw.randrange(64, 256) for _ in range(draw.randint(1, 30))))
-        settings: dict[str, Any] = {"temperature": 0.9, "seed": number, "n": draw.choice((1, 2))} if number % 5 == 4 else {}
+        settings = dict(_SPICE[number % len(_SPICE)])
         asked.append(request(f"load-{number}", prompt, draw.randint(1, 30), **settings))
     return asked
 
 
-def _random_load(target: Target, config: Mapping[str, Any]) -> str:
-    asked = _load(5, 48)
-    answers, sentence = with_engine(target, config, partial(_under_load, asked=asked), num_gpu_blocks_override=_few_pages(target, config))
+def _random_load(target: Target, config: Mapping[str, Any], **settings: Any) -> str:
+    asked, settings = _load(5, 48), {"num_gpu_blocks_override": _few_pages(target, config), **settings}
+    answers, sentence = with_engine(target, config, partial(_under_load, asked=asked), **settings)
     oracle = Oracle(config)
     greedy = [(one, tokens) for one, tokens in zip(asked, answers, strict=True) if one.params.greedy and tokens is not None]
     whole = sum(oracle.judge(one, tokens) for one, tokens in greedy)

@@ -69,6 +69,11 @@ class StepBatch:
     top_logprobs: int
     samples: Samples
 
+    @property
+    def every_row_sampled(self) -> bool:
+        """Whether the sampled rows are the step's tokens, in order."""
+        return self.uniform and self.num_samples == self.num_rows
+
     def groups(self, tables: tuple[torch.Tensor, ...] | None = None, max_seq: int | None = None) -> tuple[PagedBatch, ...]:
         """A `PagedBatch` per cache group; captured steps bring stable `tables` and their own bound of lengths."""
         views = self.views

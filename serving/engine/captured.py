@@ -86,9 +86,9 @@ class CapturedSteps:
         return self._forward.sample(self._logits[:rows], batch)
 
     def _key(self, batch: StepBatch, generation: int, fused: bool) -> tuple[object, ...]:
-        shape = (generation, len(batch.views["token_ids"]), len(batch.views["seq_lens"]), batch.uniform, fused)
+        shape = (generation, len(batch.views["token_ids"]), len(batch.views["seq_lens"]), batch.uniform, batch.every_row_sampled, fused)
         if not fused:
-            return shape
+            return (*shape, int(batch.use & Use.RANDOM))  # which decides where the step's arrays lie
         if batch.use & SPLIT:
             return (*shape, batch.layout.dims, int(batch.use), batch.top_logprobs)
         return (*shape, int(batch.use & (Use.RANDOM | Use.FILTER)))

@@ -52,7 +52,7 @@ class Forward:
         rows = batch.views.get("sample_rows")
         if rows is None:
             return None
-        return self.model.logits(hidden if batch.uniform and len(rows) == len(hidden) else hidden[rows])
+        return self.model.logits(hidden if batch.every_row_sampled else hidden[rows])
 
     def sample(self, logits: torch.Tensor, batch: StepBatch) -> Sampled:
         """Sample, and keep the tokens where the next step finds them."""
