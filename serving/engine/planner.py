@@ -70,10 +70,15 @@ class Planner:
         want *= ready
         if self._threshold:
             np.minimum(want, self._threshold, out=want)
-        ends = np.cumsum(want, dtype=np.int32)
-        if len(ends) and ends[-1] > self._budget:
-            want = np.clip(self._budget - (ends - want), 0, want)
-        return want
+        return want if want.sum() <= self._budget else self._deal(want)
+
+    def _deal(self, want: IntArray) -> IntArray:
+        """Too much is wanted: decodes first, so that no prompt stalls them, then in order."""
+        first = np.concatenate([np.flatnonzero(want == 1), np.flatnonzero(want != 1)])
+        asked = want[first]
+        given = np.empty_like(want)
+        given[first] = np.clip(self._budget - (np.cumsum(asked, dtype=np.int32) - asked), 0, asked)
+        return given
 
     def _squeeze(self, chosen: IntArray, needs: IntArray) -> IntArray:
         """Rows that can have their pages, after preempting the last in order for those before them."""

@@ -81,6 +81,18 @@ def test_a_long_prompt_is_chunked_while_others_decode():
         toy.check_tokens(name)
 
 
+def test_decodes_are_not_stalled_by_a_prompt_before_them():
+    toy = Toy(toy_facts(overlap=1), max_num_batched_tokens=8, scheduling_policy="priority")
+    for name in "ab":
+        toy.submit(name, [1, 2, ord(name) % 50], max_tokens=14, ignore_eos=True, request={"priority": 1})
+    toy.step()
+    toy.submit("urgent", range(40), max_tokens=2, ignore_eos=True)
+    toy.drain()
+    mixed = [plan for plan in toy.plans[1:] if plan.lengths[0] > 1]
+    assert len(mixed) >= 6 and all(plan.lengths.tolist() == [6, 1, 1] for plan in mixed[:6])
+    toy.check_tokens("urgent")
+
+
 def test_long_prefill_threshold_and_whole_prompts():
     toy = Toy(long_prefill_token_threshold=3)
     toy.submit("a", range(20), max_tokens=2, ignore_eos=True)
