@@ -97,8 +97,8 @@ def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 
 def _pair(merge: str) -> tuple[str, str]:
     # A piece may begin with a space of its own in vocabularies that are not byte-level.
-    left, _, right = merge[1:].partition(" ")
-    return merge[0] + left, right
+    cut = merge.index(" ", 1)
+    return merge[:cut], merge[cut + 1 :]
 
 
 def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:

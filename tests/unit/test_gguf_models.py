@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
@@ -10,11 +11,14 @@ import pytest
 import torch
 import transformers
 from gguf_writer import hub_name, round_model, write_gguf
+from pagoda.hal.comm import Topology
 from pagoda.hal.discovery import find
 from pagoda.hal.errors import CheckpointError, ConfigError, ModelError
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import describe, load_model, open_checkpoint
+from pagoda.models.parallel.shard import Shard
 from pagoda.ops.table import kernel_table
+from pagoda.serving.conformance.ranks import free_port
 
 COMMON = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "max_position_embeddings": 128}
 DECODER = COMMON | {"num_hidden_layers": 2, "num_key_value_heads": 2}
@@ -205,3 +209,29 @@ def test_planned_bytes_are_used_and_new_weights_reach_every_kernel(name: str, ki
     model.refill()
     run.lengths[0] = 0
     assert torch.equal(run.logits(run.step([(0, PROMPT)]).hidden), ours(path))
+
+
+def rank(path: Path, topology: Topology) -> torch.Tensor:
+    backend = find("cpu")
+    device = backend.open(0)
+    table = kernel_table(backend, device.info)
+    shard = Shard(topology.rank, topology.world)
+    description = describe(open_checkpoint(path), dtype="float32", shard=shard, table=table)
+    communicator = device.communicator(topology)
+    try:
+        run = DirectRun(load_model(description, device, table, communicator), device, 1, 64)
+        return run.logits(run.step([(0, PROMPT)]).hidden)
+    finally:
+        communicator.close()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("name", ["llama tied, biases", "mixtral", "phi3", "qwen2 moe"])
+def test_two_ranks_split_the_blocks(name: str, kind: str, tmp_path: Path) -> None:
+    # The down projection has 96 inputs: half of them is one block and a half, which cannot stay in blocks.
+    path = write_gguf(make(name), tmp_path / "model.gguf", kind)
+    whole, address = ours(path), f"127.0.0.1:{free_port()}"
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda r: rank(path, Topology(r, 2, address)), range(2)))
+    for logits in both:
+        assert_close(logits, whole)
