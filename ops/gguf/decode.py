@@ -68,14 +68,18 @@ def decode(data: torch.Tensor, kind: GgmlType) -> torch.Tensor:
     return DECODERS[kind](blocks).view(*data.shape[:-1], elements)
 
 
-def decode_into(out: torch.Tensor, data: torch.Tensor, kind: GgmlType, elements_at_once: int = 1 << 17) -> torch.Tensor:
+CACHED, LAUNCHED = 1 << 17, 1 << 24
+"""Numbers decoded at once: on a processor what its cache holds, elsewhere enough to make launches cheap."""
+
+
+def decode_into(out: torch.Tensor, data: torch.Tensor, kind: GgmlType, elements_at_once: int | None = None) -> torch.Tensor:
     """`decode` rows `[R, row_bytes]` into `out [R, elements]` of any float dtype, a few rows at a time.
 
-    The working memory is bounded by `elements_at_once`, whatever the tensor is: it stays in the cache of a processor.
+    The working memory is bounded by `elements_at_once`, whatever the tensor is.
     """
     if out.is_meta:
         return out
-    step = max(1, elements_at_once // max(1, out.shape[-1]))
+    step = max(1, (elements_at_once or (CACHED if data.is_cpu else LAUNCHED)) // max(1, out.shape[-1]))
     for start in range(0, out.shape[0], step):
         out[start : start + step].copy_(decode(data[start : start + step], kind))
     return out
