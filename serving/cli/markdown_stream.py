@@ -57,7 +57,7 @@ class _Block:
     """Markdown without the empty lines that some of its elements put around themselves; only the last `most` lines."""
 
     def __init__(self, text: str, most: int | None = None) -> None:
-        self._markdown = Markdown(text)
+        self._markdown = Markdown(text, code_theme="ansi_dark")
         self._most = most
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

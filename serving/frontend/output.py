@@ -46,8 +46,11 @@ class SequenceText:
 
     def push(self, delta: SequenceDelta) -> TextDelta:
         """Text of these tokens; a stop string ends the sequence here whatever the engine thinks."""
-        text = ""
         shown = self._shown_tokens(delta)
+        if not self._params.stop:  # nothing to look for: no token needs its own text
+            text = self._detokenizer.push(delta.token_ids[:shown]) if self._params.detokenize else ""
+            return TextDelta(delta.index, text, delta.token_ids, delta.logprobs) if delta.finish_reason is None else self._ended(delta, text)
+        text = ""
         for count, token in enumerate(delta.token_ids[:shown], 1):
             self._tokens += 1
             piece = self._detokenizer.push((token,))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from pagoda.serving.engine.client import EngineClient
-from pagoda.serving.engine.messages import EngineRequest
+from pagoda.serving.engine.messages import EngineRequest, RequestDelta, SequenceDelta
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.frontend.outputs import OutputBuilder, RequestOutput
 from pagoda.serving.frontend.processor import Encoded, Messages, Processor, Prompt
@@ -47,9 +49,48 @@ class Session:
                     return
 
     async def complete(self, request: EngineRequest, prompt: str | None = None) -> RequestOutput:
-        """The finished output."""
+        """The finished output. Text is made in one go at the end, unless a stop string may end it before."""
+        if request.params.stop:
+            return await self._watched(request, prompt)
+        builder = OutputBuilder(request, prompt, self.processor.text.tokenizer)
+        rest: list[RequestDelta] = []
+        async with aclosing(self.client.generate(request)) as deltas:  # type: ignore[type-var]
+            async for delta in deltas:
+                if builder.output.metrics.first_token_time is None:
+                    builder.push(delta)
+                else:
+                    rest.append(delta)
+        if rest:
+            builder.push(merged(rest))
+        return builder.output
+
+    async def _watched(self, request: EngineRequest, prompt: str | None) -> RequestOutput:
         async with aclosing(self.run(request, prompt)) as outputs:
             async for output in outputs:
                 if output.finished:
                     return output
         raise AssertionError("an engine's stream ends with a finished delta")
+
+
+def merged(deltas: Sequence[RequestDelta]) -> RequestDelta:
+    """Several deltas of one request, in order, as one that says the same."""
+    parts: dict[int, list[SequenceDelta]] = {}
+    for delta in deltas:
+        for part in delta.sequences:
+            parts.setdefault(part.index, []).append(part)
+    last = deltas[-1]
+    return replace(
+        last,
+        sequences=tuple(map(_merged_parts, parts.values())),
+        cached_tokens=max(delta.cached_tokens for delta in deltas),
+        prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None),
+    )
+
+
+def _merged_parts(parts: list[SequenceDelta]) -> SequenceDelta:
+    given = [part.logprobs for part in parts if part.logprobs is not None]
+    return replace(
+        parts[-1],
+        token_ids=tuple(chain.from_iterable(part.token_ids for part in parts)),
+        logprobs=tuple(chain.from_iterable(given)) if given else None,
+    )
