@@ -89,9 +89,18 @@ class UvicornServer(uvicorn.Server):
 class Server:
     """Runs one service until a signal or the engine's death."""
 
-    def __init__(self, service: Service, sock: socket.socket, settings: dict[str, Any] | None = None, *, stats: bool = True) -> None:
+    def __init__(
+        self,
+        service: Service,
+        sock: socket.socket,
+        settings: dict[str, Any] | None = None,
+        *,
+        stats: bool = True,
+        started: float | None = None,
+    ) -> None:
+        """`started` (of `time.monotonic`): when the start began that the ready line tells the length of."""
         self._service, self._sock, self._stats = service, sock, stats
-        self._started = time.monotonic()
+        self._started = time.monotonic() if started is None else started
         self._http = UvicornServer(uvicorn_config(service.config, build_app(service, settings)), self._say_ready)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()

@@ -7,10 +7,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pagoda.hal.errors import ConfigError
+from pagoda.models.loading.reference import resolve
+from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.frontend.chat_template import ChatTemplate
 from pagoda.serving.frontend.gguf_tokenizer import load_gguf
 from pagoda.serving.frontend.text import TextFrontend
 from pagoda.serving.frontend.tokenizer import Tokenizer, load_folder
+
+
+def tokenizer_path(config: EngineConfig) -> Path:
+    """Where the tokenizer of a configuration is: with the model, or where `tokenizer` says (a folder with a tokenizer will do)."""
+    if config.tokenizer is None:
+        return resolve(config.model, config.revision)
+    folder = Path(config.tokenizer).expanduser()
+    return folder if (folder / "tokenizer.json").is_file() else resolve(config.tokenizer)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

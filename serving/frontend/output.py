@@ -49,7 +49,9 @@ class SequenceText:
         shown = self._shown_tokens(delta)
         if not self._params.stop:  # nothing to look for: no token needs its own text
             text = self._detokenizer.push(delta.token_ids[:shown]) if self._params.detokenize else ""
-            return TextDelta(delta.index, text, delta.token_ids, delta.logprobs) if delta.finish_reason is None else self._ended(delta, text)
+            return (
+                TextDelta(delta.index, text, delta.token_ids, delta.logprobs) if delta.finish_reason is None else self._ended(delta, text)
+            )
         text = ""
         for count, token in enumerate(delta.token_ids[:shown], 1):
             self._tokens += 1
@@ -61,6 +63,9 @@ class SequenceText:
             text += scan.text
             if scan.stopped_by is not None:
                 return self._stopped(delta, text, count, scan.stopped_by)
+        return self._going_on(delta, text)
+
+    def _going_on(self, delta: SequenceDelta, text: str) -> TextDelta:
         if delta.finish_reason is None:
             return TextDelta(delta.index, text, delta.token_ids, delta.logprobs)
         return self._ended(delta, text)

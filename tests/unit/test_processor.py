@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from frontend_samples import byte_level
-from pagoda.hal.errors import CheckpointError, PagodaError, RequestError
+from pagoda.hal.errors import CheckpointError, ConfigError, PagodaError, RequestError
+from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.messages import EngineFacts, FinishReason, RequestDelta, SequenceDelta, TokenLogprobs
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.frontend.chat_template import ChatTemplate
 from pagoda.serving.frontend.generation_config import sampling_defaults
+from pagoda.serving.frontend.load import load_text, tokenizer_path
 from pagoda.serving.frontend.outputs import OutputBuilder
 from pagoda.serving.frontend.processor import Processor
 from pagoda.serving.frontend.text import TextFrontend
@@ -114,3 +116,23 @@ def test_sampling_defaults_of_a_folder(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(CheckpointError, match="not valid JSON"):
         sampling_defaults(tmp_path)
+
+
+def test_the_tokenizer_is_the_models_or_another_ones(tmp_path: Path) -> None:
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    assert tokenizer_path(EngineConfig(tokenizer=str(tmp_path))) == tmp_path
+    assert tokenizer_path(EngineConfig()).suffix == ".gguf"
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match="holds neither"):
+        tokenizer_path(EngineConfig(tokenizer=str(tmp_path)))
+
+
+def test_a_template_from_a_file_or_in_full(tmp_path: Path) -> None:
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    assert load_text(tmp_path).template is None
+    (tmp_path / "mine.jinja").write_text("{{ messages|length }}")
+    for given in (str(tmp_path / "mine.jinja"), "{{ messages|length }}"):
+        template = load_text(tmp_path, chat_template=given).template
+        assert template is not None and template.render([{"role": "user", "content": "x"}]) == "1"
+    with pytest.raises(ConfigError, match="--chat-template absent: No such file"):
+        load_text(tmp_path, chat_template="absent")
