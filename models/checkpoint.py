@@ -31,6 +31,14 @@ class Rename:
 
 
 @dataclass(frozen=True)
+class Also:
+    """Another spelling that some checkpoints have, taken as `new`; turned round it does nothing."""
+
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
 class Split:
     """One tensor → several along `dim`, `sizes` numbers each (or in equal parts where empty)."""
 
@@ -102,7 +110,7 @@ class Drop:
     name: str
 
 
-Rule = Rename | Split | Join | Stack | Unstack | Transpose | Reorder | Add | Drop
+Rule = Rename | Also | Split | Join | Stack | Unstack | Transpose | Reorder | Add | Drop
 
 
 def apply(rules: Sequence[Rule], tensors: Mapping[str, StoredTensor]) -> Tensors:
@@ -152,7 +160,7 @@ def _is_whole(name: str, parameter: Parameter, format: Format) -> bool:
 
 def _apply(rule: Rule, tensors: Tensors) -> Tensors:
     match rule:
-        case Rename(old, new):
+        case Rename(old, new) | Also(old, new):
             return _each(tensors, old, lambda words, tensor: {_fill(new, words): Renamed(tensor.name, tensor)})
         case Split():
             return _each(tensors, rule.old, lambda words, tensor: _split(rule, words, tensor))
@@ -191,7 +199,7 @@ def _inverse(rule: Rule) -> Rule:
             return Add(name, -value)
         case Transpose():
             return rule
-        case Drop():
+        case Drop() | Also():
             return Drop("")
 
 

@@ -106,7 +106,9 @@ class _Experts:
     @property
     def nbytes(self) -> int:
         facts = self._use.facts
-        numbers = len(self._use.experts) * len(self._use.hidden) * facts.width * (3 if facts.gated else 2)
+        hidden, matrices = len(self._use.hidden), 3 if facts.gated else 2
+        biases = (matrices - 1) * hidden + facts.width if facts.bias else 0
+        numbers = len(self._use.experts) * (hidden * facts.width * matrices + biases)
         return numbers * _itemsize(facts.dtype)
 
     def __call__(self) -> dict[str, torch.Tensor]:

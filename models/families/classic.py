@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagoda.models.checkpoint import Drop, Rename, Rule, Split
+from pagoda.models.checkpoint import Also, Drop, Rename, Rule, Split
 from pagoda.models.config import Config
 from pagoda.models.families.common import activation, attention_of, interleaved_qkv
 from pagoda.models.family import Family
@@ -45,7 +45,7 @@ def opt_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         "self_attn.out_proj": "mixer.o",
     }
     return (
-        Rename("decoder.{x*}", "model.decoder.{x*}"),
+        Also("decoder.{x*}", "model.decoder.{x*}"),
         *((Drop("lm_head.weight"),) if spec.head.tied else (Rename("lm_head.{t}", "head.{t}"),)),
         Rename("model.decoder.embed_tokens.{t}", "embed.{t}"),
         Rename("model.decoder.embed_positions.weight", "embed.positions"),
@@ -81,11 +81,12 @@ def bloom_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         "mlp.dense_h_to_4h": "ff.up", "mlp.dense_4h_to_h": "ff.down",
     }  # fmt: skip
     return (
-        Rename("transformer.{x*}", "{x*}"),
+        *(Also(f"{x}.{{x*}}", f"transformer.{x}.{{x*}}") for x in ("word_embeddings", "word_embeddings_layernorm", "ln_f", "h")),
         Drop("lm_head.weight"),
-        Rename("word_embeddings.{t}", "embed.{t}"),
-        Rename("word_embeddings_layernorm.{t}", "embed.norm.{t}"),
-        Rename("ln_f.{t}", "norm.{t}"),
+        Rename("transformer.word_embeddings.{t}", "embed.{t}"),
+        Rename("transformer.word_embeddings_layernorm.{t}", "embed.norm.{t}"),
+        Rename("transformer.ln_f.{t}", "norm.{t}"),
+        Rename("transformer.h.{x*}", "h.{x*}"),
         *(Rename(f"h.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in names.items()),
         *interleaved_qkv(spec, "h.{i}.self_attention.query_key_value"),
     )

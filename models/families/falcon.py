@@ -50,12 +50,10 @@ def _layer(config: Config, attention: Attention, ff: Mlp, norm: Norm, grouped: b
 
 
 def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    names = {
-        "input_layernorm": "mixer_in", "ln_attn": "mixer_in", "ln_mlp": "ff_in", "post_attention_layernorm": "ff_in",
-        "self_attention.dense": "mixer.o", "mlp.dense_h_to_4h": "ff.up", "mlp.dense_4h_to_h": "ff.down",
-    }  # fmt: skip
-    if spec.layers[0].residual is Residual.PARALLEL:
-        del names["input_layernorm" if spec.layers[0].ff_in else "ln_attn"]
+    two = spec.layers[0].residual is Residual.PARALLEL and spec.layers[0].ff_in is not None
+    norms = ("ln_attn", "ln_mlp") if two else ("input_layernorm", "post_attention_layernorm")
+    names = {norms[0]: "mixer_in", norms[1]: "ff_in", "self_attention.dense": "mixer.o"}
+    names |= {"mlp.dense_h_to_4h": "ff.up", "mlp.dense_4h_to_h": "ff.down"}
     return (
         *((Drop("lm_head.weight"),) if spec.head.tied else (Rename("lm_head.{t}", "head.{t}"),)),
         Rename("transformer.word_embeddings.{t}", "embed.{t}"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagoda.models.checkpoint import Drop, Rename, Rule, Split, Transpose
+from pagoda.models.checkpoint import Also, Drop, Rename, Rule, Split, Transpose
 from pagoda.models.config import Config
 from pagoda.models.families.common import activation
 from pagoda.models.family import Family
@@ -44,13 +44,14 @@ def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     linears = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     names = {"ln_1": "mixer_in", "ln_2": "ff_in", "attn.c_proj": "mixer.o", "mlp.c_fc": "ff.up", "mlp.c_proj": "ff.down"}
     return (
-        Rename("transformer.{x*}", "{x*}"),
-        Drop("h.{i}.attn.bias"),
-        Drop("h.{i}.attn.masked_bias"),
+        *(Also(f"{name}.{{x*}}", f"transformer.{name}.{{x*}}") for name in ("wte", "wpe", "ln_f", "h")),
+        Drop("transformer.h.{i}.attn.bias"),
+        Drop("transformer.h.{i}.attn.masked_bias"),
         *((Drop("lm_head.weight"),) if spec.head.tied else (Rename("lm_head.{t}", "head.{t}"),)),
-        Rename("wte.{t}", "embed.{t}"),
-        Rename("wpe.weight", "embed.positions"),
-        Rename("ln_f.{t}", "norm.{t}"),
+        Rename("transformer.wte.{t}", "embed.{t}"),
+        Rename("transformer.wpe.weight", "embed.positions"),
+        Rename("transformer.ln_f.{t}", "norm.{t}"),
+        Rename("transformer.h.{x*}", "h.{x*}"),
         *(Transpose(f"h.{{i}}.{name}.weight") for name in linears),
         Split("h.{i}.attn.c_attn.{t}", tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "qkv")),
         *(Rename(f"h.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in names.items()),

@@ -30,7 +30,7 @@ def spec(config: Config) -> DecoderSpec:
 
 
 def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    names = {"ln_1": "mixer_in", "attn.out_proj": "mixer.o", "mlp.fc_in": "ff.up", "mlp.fc_out": "ff.down"}
+    names = {"ln_1": "mixer_in", "mlp.fc_in": "ff.up", "mlp.fc_out": "ff.down"}
     return (
         *(Drop(f"transformer.h.{{i}}.attn.{name}") for name in ("bias", "masked_bias", "embed_positions")),
         Rename("lm_head.{t}", "head.{t}"),
@@ -39,6 +39,7 @@ def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Rename("transformer.h.{x*}", "layers.{x*}"),
         *(Rename(f"layers.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in names.items()),
         Rename("layers.{i}.attn.{p}_proj.{t}", "layers.{i}.mixer.{p}.{t}"),
+        Rename("layers.{i}.mixer.out.{t}", "layers.{i}.mixer.o.{t}"),
     )
 
 

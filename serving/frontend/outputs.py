@@ -133,4 +133,6 @@ class OutputBuilder:
         return {entry.token_id: Logprob(entry.logprob, entry.rank, self._spell(entry.token_id))} | ranked
 
     def _spell(self, token_id: int) -> str:
+        if token_id >= self._tokenizer.vocab_size:
+            return ""  # models may have more rows than the tokenizer has words
         return self._tokenizer.token_bytes(token_id).decode(errors="replace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from pagoda.hal.errors import CheckpointError
-from pagoda.models.checkpoint import Add, Drop, Join, Rename, Reorder, Rule, Split, Stack, Transpose, Unstack, apply, inverse
+from pagoda.models.checkpoint import Add, Also, Drop, Join, Rename, Reorder, Rule, Split, Stack, Transpose, Unstack, apply, inverse
 from pagoda.models.loading.memory_source import MemorySource
 from pagoda.models.registry import BUILT_IN
 from pagoda.quant.format import StoredTensor
@@ -89,6 +89,14 @@ def test_what_each_rule_means() -> None:
 def test_a_placeholder_is_one_word() -> None:
     found = apply((Rename("a.{x}.w", "b.{x}"),), stored(tensors(**{"a.1.w": (2,), "a.1.2.w": (2,), "a.w": (2,)})))
     assert set(found) == {"b.1", "a.1.2.w", "a.w"}
+
+
+def test_another_spelling_leads_the_same_way_and_back_to_the_usual_one() -> None:
+    rules = (Also("h.{x*}", "model.h.{x*}"), Rename("model.h.{x*}", "layers.{x*}"))
+    for name in ("h.0.w", "model.h.0.w"):
+        there = apply(rules, stored(tensors(**{name: (2,)})))
+        assert set(there) == {"layers.0.w"}
+        assert set(apply(inverse(rules), there)) == {"model.h.0.w"}
 
 
 def test_incomplete_stacks_stay_as_they_are() -> None:
