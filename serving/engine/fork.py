@@ -16,14 +16,20 @@ def known_tokens(ledger: Ledger, sequence: Sequence) -> IntArray:
     return ledger.slots.tokens[sequence.slot, : ledger.slots.known[sequence.slot]].copy()
 
 
-def fork_sequence(ledger: Ledger, parent: Sequence, token: int | None) -> Sequence:
-    """Queue a child with the parent's known tokens and `token`."""
+def fork_sequence(ledger: Ledger, parent: Sequence, token: int | None, at: int | None = None) -> Sequence:
+    """Queue a child with the parent's known tokens, of its output the first `at` where given, and `token`."""
     request, tokens = parent.request, known_tokens(ledger, parent)
+    prompt = len(request.source.prompt)
+    if at is not None:
+        if not 0 <= at <= len(tokens) - prompt:
+            raise RequestError(f"at={at}: sequence {parent.index} has {len(tokens) - prompt} output tokens so far", param="at")
+        tokens = tokens[: prompt + at]
+    digests = parent.digests[: len(tokens) // ledger.index.unit]
     if token is not None:
         tokens = np.append(tokens, np.int32(token))
     if len(tokens) >= parent.limit:
         raise RequestError(f"sequence {parent.index} has {len(tokens)} tokens of at most {parent.limit}: no room for a fork")
-    child = Sequence(request, request.born, tokens, parent.limit, digests=list(parent.digests))
+    child = Sequence(request, request.born, tokens, parent.limit, digests=digests)
     request.born += 1
     request.sequences.append(child)
     request.unfinished += 1

@@ -136,16 +136,18 @@ class Scheduler:
             self._in_flight.clear()
         return deltas
 
-    def fork(self, request_id: str, token: int | None = None, sequence: int = 0) -> int:
-        """A new sequence that continues a running one, after `token` where given. Returns its index in the request.
+    def fork(self, request_id: str, token: int | None = None, sequence: int = 0, at: int | None = None) -> int:
+        """A new sequence that continues a live one, after `token` where given. Returns its index in the request.
 
-        It begins with the parent's known tokens and shares its pages; the last, partial one is copied. Raises `RequestError`
-        for a request or sequence that is not alive or has no room left.
+        It begins with the parent's output so far (its first `at` tokens where given), shares its pages and copies the last, partial
+        one. Raises `RequestError` for a request or sequence that is not alive, has no such token or has no room left.
         """
         request = self._ledger.requests.get(request_id)
         if request is None or request.beams or not 0 <= sequence < len(request.sequences) or not request.sequences[sequence].live:
             raise RequestError(f"request {request_id!r} has no live sequence {sequence} to fork", param="request_id")
-        return fork_sequence(self._ledger, request.sequences[sequence], token).index
+        if token is not None and not 0 <= token < self._facts.vocab_size:
+            raise RequestError(f"token id {token} is not in the vocabulary of {self._facts.vocab_size}", param="token")
+        return fork_sequence(self._ledger, request.sequences[sequence], token, at).index
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages. False, and nothing forgotten, while requests hold pages."""

@@ -267,6 +267,28 @@ def test_parallel_samples_share_the_prompt():
     assert len(copies) == 1 and len(copies[0].target) == 3
 
 
+def test_a_fork_continues_its_parent_from_a_chosen_place():
+    toy = Toy(toy_facts(num_pages=60, overlap=2), max_num_seqs=8)
+    toy.submit("a", range(13), max_tokens=20, ignore_eos=True)
+    while len(toy.tokens["a"].get(0, ())) < 8:
+        toy.step()
+    begun = list(toy.tokens["a"][0])
+    forks = {toy.scheduler.fork("a", *how): output for how, output in (
+        ((None,), begun), ((33,), [*begun, 33]), ((34, 0, 5), [*begun[:5], 34]), ((35, 0, 0), [35]),
+    )}  # fmt: skip
+    assert list(forks) == [1, 2, 3, 4]
+    for how, message in (((50,), "50 is not in"), ((1, 9), "no live sequence 9"), ((1, 0, 99), "8 output tokens so far")):
+        with pytest.raises(RequestError, match=message):
+            toy.scheduler.fork("a", *how)
+    toy.plan()
+    assert toy.plans[-1].num_tokens == 5 and len(toy.plans[-1].copies.target) >= 3
+    toy.drain()
+    toy.check_tokens("a")
+    for index, output in forks.items():
+        tokens, reason = expected_tokens(toy.requests["a"], 64, index, output)
+        assert (toy.tokens["a"][index], toy.reasons["a"][index]) == (tokens, reason)
+
+
 @pytest.mark.parametrize("seats", [1, 2])
 def test_parallel_samples_run_in_turns_where_slots_are_few(seats):
     toy = Toy(max_num_seqs=seats)

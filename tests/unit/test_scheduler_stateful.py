@@ -137,8 +137,8 @@ class Life(RuleBasedStateMachine):
         assert name in self.toy.ended
 
     @precondition(lambda self: self.toy.scheduler.has_work)
-    @rule(pick=st.integers(0, 20), token=st.one_of(st.none(), st.integers(20, 40)))
-    def fork(self, pick, token):
+    @rule(pick=st.integers(0, 20), token=st.one_of(st.none(), st.integers(20, 40)), at=st.sampled_from([None, None, 0, 1, 3]))
+    def fork(self, pick, token, at):
         alive = [name for name in self.toy.requests if name not in self.toy.ended]
         if not alive:
             return
@@ -147,10 +147,10 @@ class Life(RuleBasedStateMachine):
         begun = list(self.toy.tokens[name].get(parent, []))
         origin = self.forks.get((name, parent), ())
         try:
-            index = self.toy.scheduler.fork(name, token, parent)
+            index = self.toy.scheduler.fork(name, token, parent, at)
         except RequestError:
             return
-        self.forks[name, index] = [*origin, *begun, *([] if token is None else [token])]
+        self.forks[name, index] = [*[*origin, *begun][:at], *([] if token is None else [token])]
 
     @rule()
     def reset(self):
