@@ -65,6 +65,7 @@ class EngineCore:
             "wake": self._wake,
             "is_sleeping": lambda: bool(self._asleep),
             "reset_prefix_cache": scheduler.reset_prefix_cache,
+            "fork": scheduler.fork,
             "stats": self._stats,
             "memory": lambda: executor.collective("memory"),
         }

@@ -8,11 +8,12 @@ import pytest
 import torch
 from pagoda.hal.comm import Topology
 from pagoda.serving.engine.beams import BeamSearch
+from pagoda.serving.engine.inprocess_client import InProcessClient
 from pagoda.serving.engine.messages import EngineRequest, RequestDelta
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
 from scheduler_toy import search_alone
-from toy import EOS, VOCAB, ToyModel, dense_greedy, dense_logits, toy_runner
+from toy import EOS, VOCAB, ToyModel, dense_greedy, dense_logits, toy_engine, toy_runner
 
 
 def serve(
@@ -87,3 +88,18 @@ def test_samples_differ_from_each_other_and_repeat_with_the_seed():
         answers.append([tokens_of(heard["s"], index) for index in range(4)])
     assert answers[0] == answers[1]
     assert len({tuple(tokens) for tokens in answers[0]}) == 4
+
+
+async def test_a_client_forks_an_answer_that_streams():
+    client = await InProcessClient.start(toy_engine)
+    prompt, heard, fork = list(range(10, 30)), {0: [], 1: []}, None
+    async for delta in client.generate(greedy("a", prompt, 200)):
+        for part in delta.sequences:
+            heard[part.index] += part.token_ids
+        if fork is None and len(heard[0]) >= 6:
+            fork = await client.call("fork", request_id="a", token=50, at=6)
+    await client.close()
+    model = ToyModel()
+    assert fork == 1 and (len(heard[0]), len(heard[1])) == (200, 193)
+    assert heard[0][:30] == dense_greedy(model, prompt, 30)
+    assert heard[1][:30] == dense_greedy(model, [*prompt, *heard[0][:6], 50], 30)
