@@ -42,7 +42,6 @@ def opt_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         "final_layer_norm": "ff_in",
         "fc1": "ff.up",
         "fc2": "ff.down",
-        "self_attn.out_proj": "mixer.o",
     }
     return (
         Also("decoder.{x*}", "model.decoder.{x*}"),
@@ -53,6 +52,7 @@ def opt_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Rename("model.decoder.layers.{x*}", "layers.{x*}"),
         *(Rename(f"layers.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in names.items()),
         Rename("layers.{i}.self_attn.{p}_proj.{t}", "layers.{i}.mixer.{p}.{t}"),
+        Rename("layers.{i}.mixer.out.{t}", "layers.{i}.mixer.o.{t}"),
     )
 
 
