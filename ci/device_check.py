@@ -1,8 +1,8 @@
 """Right before fast, on any device: `python ci/device_check.py --device cuda --out DIR [--parity DIR] [--steps kernels,parity,shape]`.
 
 Needs neither an install nor the server's packages. Steps: `kernels` checks every registered kernel against its float64 oracle,
-`parity` runs checkpoints with recorded reference outputs, `shape` runs a dummy 0.6 B model in this process. Writes
-device-check.json under --out and exits non-zero when something is red.
+`parity` runs checkpoints with recorded reference outputs, `shape` runs a dummy 0.6 B model in this process, `conformance` all its
+levels. Writes device-check.json under --out and exits non-zero when something is red.
 """
 
 from __future__ import annotations
@@ -135,7 +135,20 @@ SHAPE = {
     "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "attention_bias": False, "tie_word_embeddings": True,
 }  # fmt: skip
 
-STEPS: dict[str, Step] = {"kernels": kernels, "parity": parity, "shape": shape}
+
+def conformance(options: argparse.Namespace) -> dict[str, Any]:
+    """The whole conformance suite; its report lies beside the results as Markdown and JUnit."""
+    from pagoda.serving.conformance.runner import run_levels
+
+    report = run_levels(options.device, say=lambda result: print(f"{result.outcome.value} {result.level} {result.name}", flush=True))
+    folder = Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "conformance.md").write_text(report.to_markdown())
+    (folder / "conformance.xml").write_text(report.to_junit())
+    return {"ok": report.passed(), "levels": {level: report.passed(level) for level in report.levels}}
+
+
+STEPS: dict[str, Step] = {"kernels": kernels, "parity": parity, "shape": shape, "conformance": conformance}
 
 if __name__ == "__main__":
     sys.exit(main())

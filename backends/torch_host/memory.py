@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,7 +39,9 @@ class HostMemory:
         self._available = available
         self._device = device
         self._held: dict[int, _Held] = {}
-        self._next = 0
+        self._numbers = itertools.count()
+        # Garbage is collected in whatever thread, also in the middle of counting: hence re-entrant.
+        self._lock = threading.RLock()
         self._used = dict.fromkeys(MemoryKind, 0)
         self._peak = dict.fromkeys(MemoryKind, 0)
 
@@ -92,7 +96,7 @@ class HostMemory:
             if not held.released:
                 storage.resize_(0)
                 held.released = True
-                self._used[kind] -= held.nbytes
+                self._add(kind, -held.nbytes)
         self.trim()
 
     def restore(self, kind: MemoryKind) -> bool:
@@ -107,20 +111,20 @@ class HostMemory:
         return not asleep
 
     def _count(self, kind: MemoryKind, nbytes: int, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        self._held[self._next] = _Held(kind, nbytes, weakref.ref(storage))
-        weakref.finalize(storage, self._forget, self._next).atexit = False
-        self._next += 1
+        storage, number = tensor.untyped_storage(), next(self._numbers)
+        self._held[number] = _Held(kind, nbytes, weakref.ref(storage))
+        weakref.finalize(storage, self._forget, number).atexit = False
         self._add(kind, nbytes)
 
     def _forget(self, number: int) -> None:
         held = self._held.pop(number)
         if not held.released:
-            self._used[held.kind] -= held.nbytes
+            self._add(held.kind, -held.nbytes)
 
     def _add(self, kind: MemoryKind, nbytes: int) -> None:
-        self._used[kind] += nbytes
-        self._peak[kind] = max(self._peak[kind], self._used[kind])
+        with self._lock:
+            self._used[kind] += nbytes
+            self._peak[kind] = max(self._peak[kind], self._used[kind])
 
     def _of(self, kind: MemoryKind) -> list[tuple[_Held, torch.UntypedStorage]]:
         found = [(held, held.storage()) for held in list(self._held.values()) if held.kind is kind]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from pagoda.backends.torch_host.memory import HostMemory
@@ -103,3 +105,18 @@ def test_wake_into_too_little_memory_is_refused() -> None:
     del other
     mem.restore(MemoryKind.KV)
     assert kv.fill_(1).sum() == 60 * MIB
+
+
+def test_threads_count_together() -> None:
+    mem = memory()
+
+    def churn() -> None:
+        for _ in range(300):
+            mem.alloc(MemoryKind.WORK, (1000,), torch.uint8)
+
+    threads = [threading.Thread(target=churn) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert mem.stats().used["work"] == 0
