@@ -63,7 +63,7 @@ class StepBatch:
     num_rows: int
     num_samples: int
     uniform: bool
-    use: Use
+    use: int
     max_query: int
     max_seq: int
     top_logprobs: int
@@ -123,7 +123,7 @@ class BatchPacker:
         self._turn = (self._turn + 1) % self._ring
         host = self._host[self._turn]
         arrays = self._host_views(self._turn, layout)
-        layout.write_header(host.numpy()[: HEADER_WORDS * 8].view(np.int64), plan.num_tokens, plan.num_rows)
+        layout.write_header(self._headers[self._turn], plan.num_tokens, plan.num_rows)
         columns.fill(arrays, self.page_sizes)
         self._device[: layout.nbytes].copy_(host[: layout.nbytes], non_blocking=True)
         return columns.batch(layout, self._device_views(layout))
@@ -132,6 +132,7 @@ class BatchPacker:
         """New buffers, half as large again as needed; earlier views and captured steps are void (`generation` says so)."""
         self._capacity = capacity + capacity // 2
         self._host = [self.device.memory.host((self._capacity,), torch.uint8) for _ in range(self._ring)]
+        self._headers = [host.numpy()[: HEADER_WORDS * 8].view(np.int64) for host in self._host]
         self._device = self.device.memory.alloc(MemoryKind.WORK, (self._capacity,), torch.uint8)
         self._host_cache: dict[tuple[int, Layout], Arrays] = {}
         self._device_cache: dict[Layout, Tensors] = {}
@@ -183,7 +184,7 @@ class _Columns:
     slots: SamplingSlots
     samples: Samples
     sample_slots: IntArray
-    use: Use
+    use: int
     rare: dict[str, NDArray[Any]]
 
     def fill(self, out: Arrays, page_sizes: tuple[int, ...]) -> None:
@@ -302,7 +303,7 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
     return _Columns(plan, bucket, extras, dims, slots, samples, chosen, use, rare)
 
 
-def _rare(plan: StepPlan, slots: SamplingSlots, samples: Samples, use: Use, extras: Extras) -> dict[str, NDArray[Any]]:
+def _rare(plan: StepPlan, slots: SamplingSlots, samples: Samples, use: int, extras: Extras) -> dict[str, NDArray[Any]]:
     """Columns that most steps lack. Row indices are into the samples."""
     chosen = plan.slots[samples.rows]
     rare: dict[str, NDArray[Any]] = {name: value for name, value in vars(extras).items() if value is not None and name != "positions"}

@@ -15,6 +15,9 @@ from pagoda.serving.engine.plan import StepPlan
 from pagoda.serving.engine.sampler import SPLIT, Sampled
 from pagoda.serving.engine.settings import Use
 
+DRAWS = Use.RANDOM | Use.FILTER
+"""Uses that change a step without changing the number of its rows."""
+
 
 class Captured(NamedTuple):
     """A replay, and the stable metadata that `Model.plan` writes into before each."""
@@ -90,8 +93,8 @@ class CapturedSteps:
         if not fused:
             return (*shape, int(batch.use & Use.RANDOM))  # which decides where the step's arrays lie
         if batch.use & SPLIT:
-            return (*shape, batch.layout.dims, int(batch.use), batch.top_logprobs)
-        return (*shape, int(batch.use & (Use.RANDOM | Use.FILTER)))
+            return (*shape, batch.layout.dims, batch.use, batch.top_logprobs)
+        return (*shape, batch.use & DRAWS)
 
     def _capture(self, key: tuple[object, ...], batch: StepBatch, groups: tuple[PagedBatch, ...], fused: bool) -> Captured:
         plans = self._forward.model.plan(groups)

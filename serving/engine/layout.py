@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -74,19 +74,19 @@ class Section:
         return int(np.prod(self.shape)) * DTYPES[self.dtype].itemsize
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
-    """The sections that a step with these dimensions has."""
+    """The sections that a step with these dimensions has; made by `layout_of`, equal by identity."""
 
     dims: tuple[int, ...]
-    sections: MappingProxyType[str, Section] = field(compare=False)
-    nbytes: int = field(compare=False)
+    sections: MappingProxyType[str, Section]
+    nbytes: int
+    header: LongArray
 
     def write_header(self, out: LongArray, tokens: int, rows: int) -> None:
         """Fill `out` `[HEADER_WORDS]`; `tokens` and `rows` are the real ones, before padding."""
-        out[:4] = VERSION, self.nbytes, tokens, rows
-        out[4 : 4 + len(DIMS)] = self.dims
-        out[4 + len(DIMS) :] = [self.sections[name].offset if name in self.sections else -1 for name, _, _ in SECTIONS]
+        out[:] = self.header
+        out[2:4] = tokens, rows
 
 
 def read_header(header: LongArray) -> Layout:
@@ -109,7 +109,9 @@ def layout_of(dims: tuple[int, ...]) -> Layout:
         offset = -(-offset // ALIGNMENT) * ALIGNMENT
         sections[name] = Section(offset, dtype, _squeezed(shape, names))
         offset += sections[name].nbytes
-    return Layout(dims, MappingProxyType(sections), offset)
+    offsets = [sections[name].offset if name in sections else -1 for name, _, _ in SECTIONS]
+    header = np.array([VERSION, offset, 0, 0, *dims, *offsets], np.int64)
+    return Layout(dims, MappingProxyType(sections), offset, header)
 
 
 def _squeezed(shape: tuple[int, ...], names: tuple[str, ...]) -> tuple[int, ...]:

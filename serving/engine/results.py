@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ class Pending:
             counts=counts,
             logprobs=_of_rows(self.logprob_rows, firsts, counts, flat, arrays) if len(self.logprob_rows) else {},
             prompt_logprobs={prompt.row: RowLogprobs(prompt.token_ids.astype(np.int32), *_four(arrays)) for prompt in self.prompts},
-            bad_rows=tuple(np.unique(np.searchsorted(firsts, np.flatnonzero(bad), side="right") - 1).tolist()),
+            bad_rows=_rows_of(firsts, bad) if bad.any() else (),
         )
 
     def _kept(self, flat: IntArray) -> tuple[IntArray, IntArray]:
@@ -100,6 +101,10 @@ class ResultCopier:
         return self._buffers[self._turn][:size]
 
 
+def _rows_of(firsts: LongArray, bad: NDArray[Any]) -> tuple[int, ...]:
+    return tuple(np.unique(np.searchsorted(firsts, bad.nonzero()[0], side="right") - 1).tolist())
+
+
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """As flat int32 words: float32 bit by bit, integers and booleans by value."""
     if tensor.dtype == torch.float32:
@@ -110,7 +115,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 def _split(words: IntArray, pieces: tuple[Piece, ...]) -> list[NDArray[Any]]:
     arrays, at = [], 0
     for shape, is_float in pieces:
-        size = int(np.prod(shape))
+        size = prod(shape)
         # A copy, since the ring's buffer is written again.
         part = words[at : at + size].copy()
         arrays.append((part.view(np.float32) if is_float else part).reshape(shape))

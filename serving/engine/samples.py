@@ -56,7 +56,7 @@ def accepted(samples: Samples, tokens: IntArray, drafts: IntArray) -> tuple[IntA
 
 
 def _alone(plan: StepPlan, settings: SamplingSlots, rows: LongArray) -> LongArray:
-    alone = (settings.use[plan.slots[rows]] & int(ALONE)) != 0
+    alone = (settings.use[plan.slots[rows]] & ALONE) != 0
     if plan.mask_rows is not None:
         alone = alone | np.isin(rows, plan.mask_rows)
     return alone

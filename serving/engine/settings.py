@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntFlag
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +13,8 @@ SEED_STEP = 0x9E3779B97F4A7C15
 """Distance between the random streams of a request's sequences."""
 
 
-class Use(IntFlag):
-    """What a slot needs of the sampler; a step does only what the union of its rows needs."""
+class Use:
+    """What a slot needs of the sampler, as bits; a step does only what the union of its rows needs. Plain numbers: a step asks often."""
 
     RANDOM = 1
     FILTER = 2
@@ -80,13 +79,13 @@ class SamplingSlots:
         self._prompt_len[slot] = len(admission.prompt)
         self._admit_rare(admission)
 
-    def uses(self, slots: IntArray) -> Use:
+    def uses(self, slots: IntArray) -> int:
         """What any of these slots needs."""
-        return Use(int(np.bitwise_or.reduce(self.use[slots]))) if len(slots) else Use(0)
+        return int(np.bitwise_or.reduce(self.use[slots]))
 
-    def rows_with(self, slots: IntArray, use: Use) -> LongArray:
+    def rows_with(self, slots: IntArray, use: int) -> LongArray:
         """Indices into `slots` of those that need any of `use`."""
-        return np.flatnonzero(self.use[slots] & int(use))
+        return (self.use[slots] & use).nonzero()[0]
 
     def observe(self, slots: IntArray, starts: IntArray, token_ids: IntArray) -> None:
         """Keep the generated tokens of rows with bad words: `token_ids` are their inputs at positions `starts`."""
@@ -123,7 +122,7 @@ class SamplingSlots:
 
     def score_prompt(self, slots: IntArray, starts: IntArray) -> bool:
         """Whether any row wants logprobs of prompt tokens that follow its start."""
-        wanting = (self.use[slots] & int(Use.PROMPT_LOGPROBS)) != 0
+        wanting = (self.use[slots] & Use.PROMPT_LOGPROBS) != 0
         return bool((wanting & (starts + 1 < self._prompt_len[slots])).any())
 
     def next_prompt_tokens(self, slot: int, start: int, length: int) -> LongArray:
@@ -131,27 +130,26 @@ class SamplingSlots:
         return self._prompts[slot][start + 1 : start + 1 + length]
 
     def _use(self, params: SamplingParams, eos_ids: tuple[int, ...]) -> int:
-        use = Use(0)
-        if params.temperature > 0:
-            use |= Use.RANDOM
-            if 0 < params.top_k < self.vocab or params.top_p < 1 or params.min_p > 0:
-                use |= Use.FILTER
-        if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
-            use |= Use.PENALTY
-        use |= Use.BIAS if params.logit_bias else Use(0)
-        use |= Use.MIN_TOKENS if params.min_tokens and (eos_ids or params.stop_token_ids) else Use(0)
-        use |= Use.BAD_WORDS if params.bad_words_token_ids else Use(0)
-        use |= Use.ALLOWED if params.allowed_token_ids else Use(0)
-        use |= Use.LOGPROBS if params.logprobs is not None else Use(0)
-        use |= Use.PROMPT_LOGPROBS if params.prompt_logprobs is not None else Use(0)
-        return int(use)
+        random = params.temperature > 0
+        wanted = (
+            (Use.RANDOM, random),
+            (Use.FILTER, random and (0 < params.top_k < self.vocab or params.top_p < 1 or params.min_p > 0)),
+            (Use.PENALTY, params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty),
+            (Use.BIAS, params.logit_bias),
+            (Use.MIN_TOKENS, params.min_tokens and (eos_ids or params.stop_token_ids)),
+            (Use.BAD_WORDS, params.bad_words_token_ids),
+            (Use.ALLOWED, params.allowed_token_ids),
+            (Use.LOGPROBS, params.logprobs is not None),
+            (Use.PROMPT_LOGPROBS, params.prompt_logprobs is not None),
+        )
+        return sum(bit for bit, yes in wanted if yes)
 
     def _forget(self, slot: int) -> None:
         for rare in (self._bias, self._ends, self._bad_words, self._allowed, self._prompts, self._outputs):
             rare.pop(slot, None)  # type: ignore[attr-defined]
 
     def _admit_rare(self, admission: Admission) -> None:
-        slot, params, use = admission.slot, admission.params, Use(int(self.use[admission.slot]))
+        slot, params, use = admission.slot, admission.params, int(self.use[admission.slot])
         if use & Use.BIAS:
             ids, values = zip(*params.logit_bias.items())
             self._bias[slot] = (np.array(ids, np.int64), np.array(values, np.float32))

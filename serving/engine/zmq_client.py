@@ -54,6 +54,7 @@ class ZmqClient:
         try:
             client.facts = await client._ready
         except BaseException:
+            client._child.process.kill()  # while it loads it does not listen
             await client.close()
             raise
         client._requests.connect(client._address("requests"))

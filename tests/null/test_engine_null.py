@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tiny import tiny_config
-from toy import toy_request
-
 from pagoda.serving.engine.build import engine_starter
 from pagoda.serving.engine.inprocess_client import InProcessClient
 from pagoda.serving.engine.messages import EngineRequest
+from tiny import tiny_config
+from toy import toy_request
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pagoda.serving.engine.batch import BatchPacker, Bucket, Extras, StepBatch, 
 from pagoda.serving.engine.layout import ALIGNMENT, HEADER_WORDS, SECTIONS, read_header
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import ON_DEVICE, Admission, StepPlan
-from pagoda.serving.engine.settings import SamplingSlots, Use
+from pagoda.serving.engine.settings import SamplingSlots
 
 SIZES = (4, 8)
 
@@ -99,7 +99,7 @@ def test_greedy_steps_carry_no_sampling_columns() -> None:
     expected = {
         "positions", "kv_slots", "sample_rows", "sample_slots", "token_ids", "token_slots", "query_start", "seq_lens", "table0", "table1"
     }  # fmt: skip
-    assert set(batch.views) == expected and batch.use == Use(0) and batch.uniform
+    assert set(batch.views) == expected and batch.use == 0 and batch.uniform
 
 
 def test_sampling_columns_follow_the_sampled_rows() -> None:

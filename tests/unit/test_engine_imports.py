@@ -22,3 +22,13 @@ print("imported")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "imported\n", done.stderr
+
+
+def test_a_servers_own_process_needs_no_torch() -> None:
+    code = """
+import sys
+import pagoda.serving.engine.zmq_client, pagoda.serving.engine.starter, pagoda.serving.engine.config
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n", done.stderr
