@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats
@@ -16,6 +16,7 @@ LABELS = ("model_name", "engine")
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000)
+_Reads = tuple[tuple[str, str, Callable[[EngineStats], float]], ...]
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("Time from arrival to the first token.", _SECONDS),
     "inter_token_latency_seconds": ("Time between the tokens of a sequence.", _FAST),
@@ -26,12 +27,12 @@ _HISTOGRAMS = {
     "request_params_n": ("The field n of requests.", (1, 2, 5, 10, 20)),
     "request_params_max_tokens": ("The field max_tokens of requests.", _TOKENS),
 }
-_GAUGES = (
+_GAUGES: _Reads = (
     ("num_requests_running", "Requests that run.", lambda s: s.running),
     ("num_requests_waiting", "Requests that wait to run.", lambda s: s.waiting),
     ("kv_cache_usage_perc", "Share of the KV pages in use, from 0 to 1.", lambda s: s.pages_used / s.pages_total if s.pages_total else 0.0),
 )
-_COUNTERS = (
+_COUNTERS: _Reads = (
     ("prompt_tokens", "Prompt tokens processed.", lambda s: s.prompt_tokens),
     ("generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
     ("num_preemptions", "Preemptions.", lambda s: s.preemptions),
@@ -65,7 +66,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._values = (model, engine)
         self._engine = _EngineCollector(self._values)
-        self._registry.register(self._engine)
+        self._registry.register(self._engine)  # type: ignore[no-untyped-call]
         self.histograms = {
             name: Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self._registry).labels(*self._values)
             for name, (text, buckets) in _HISTOGRAMS.items()

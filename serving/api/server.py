@@ -25,7 +25,7 @@ from pagoda.serving.api.statlog import log_stats
 try:
     import uvloop
 except ImportError:  # not on Windows
-    uvloop = None
+    uvloop = None  # type: ignore[assignment]
 
 log = logging.getLogger("pagoda.api")
 HEALTH_PERIOD = 1.0

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from pagoda.hal.errors import EngineDeadError, NotFoundError, PagodaError
+from pagoda.hal.errors import EngineDeadError, NotFoundError, PagodaError, RequestError
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.errors import DrainingError, OverloadedError
 from pagoda.serving.api.metrics import Metrics
@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 LONG_TEXT = 2048
 """Characters above which text is tokenized off the event loop."""
+
+LONGEST_TOKEN = 512
+"""Characters that no token exceeds."""
 
 
 class Step(NamedTuple):
@@ -74,6 +77,16 @@ class Service:
             raise EngineDeadError(self.dead)
         if self.draining:
             raise DrainingError("the server is shutting down; send the request to another one")
+
+    def check_size(self, characters: int) -> None:
+        """Refuses text that no tokenizer could fit into the model, before time is spent on it."""
+        longest = self.client.facts.max_model_len
+        if characters > longest * LONGEST_TOKEN:
+            raise RequestError(
+                f"the prompt has {characters} characters; the model's context is {longest} tokens, which is far less",
+                param="prompt",
+                code="context_length_exceeded",
+            )
 
     async def off_loop(self, size: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a function of text: here when the text is short, in a thread when it would hold up other streams."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
@@ -16,6 +17,8 @@ from pagoda.serving.engine.sequence import NO_SLOT, Request, Sequence, State
 from pagoda.serving.engine.slots import Slots
 from pagoda.serving.engine.tables import BlockTables
 from pagoda.serving.engine.transfer.connector import CacheConnector, PageJob
+
+log = logging.getLogger("pagoda.engine")
 
 
 class Ledger:
@@ -61,6 +64,7 @@ class Ledger:
     def preempt(self, sequence: Sequence) -> None:
         """Back to the waiting ones, to be computed again; tokens that steps in flight give are kept."""
         self.counters["preemptions"] += 1
+        self._say_preempted(sequence, self.counters["preemptions"])
         if sequence.request.beams is not None:
             sequence.request.beams.answers.pop(sequence, None)
         self._leave(sequence, State.PREEMPTING)
@@ -170,6 +174,18 @@ class Ledger:
             sequence.request.cached_tokens += loaded
         self.arrived.append(sequence)
         self.run(sequence)
+
+    def _say_preempted(self, sequence: Sequence, count: int) -> None:
+        if count & (count - 1):  # the 1st, 2nd, 4th, 8th, …
+            return
+        log.warning(
+            "request %s is computed again later: %d sequences fill the %d pages of the KV cache (preemption %d);"
+            " give it more memory, or lower max_num_seqs",
+            sequence.request.id,
+            len(self.running),
+            self.pool.num_pages - 1,
+            count,
+        )
 
     def _key(self, sequence: Sequence) -> Key:
         return self.policy.key(sequence)

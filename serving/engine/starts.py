@@ -33,15 +33,20 @@ class StartFinder:
 
         None tells a beam to wait: a sibling is about to compute what both need, and submit counted on their sharing it.
         """
-        prefix = self._in_index(sequence)
         if len(sequence.request.sequences) == 1 or sequence.wants_prompt_logprobs:
-            return prefix
+            return self._in_index(sequence)
         sibling, length = self._nearest(sequence)
+        if sibling is not None and length == len(sequence.tokens) - 1 and self._has(sibling, length, fresh):
+            return self._in_pages_of(sibling, length) or self._in_index(sequence)
+        prefix = self._in_index(sequence)
         if sibling is None or length <= prefix.length:
             return prefix
-        if sibling.slot in fresh or self._ledger.slots.computed[sibling.slot] < length:
+        if not self._has(sibling, length, fresh):
             return None if sequence.request.beams is not None else prefix
         return self._in_pages_of(sibling, length) or prefix
+
+    def _has(self, sibling: Sequence, length: int, fresh: list[int]) -> bool:
+        return sibling.slot not in fresh and int(self._ledger.slots.computed[sibling.slot]) >= length
 
     def _in_index(self, sequence: Sequence) -> Start:
         index = self._ledger.index
@@ -63,6 +68,8 @@ class StartFinder:
             common = min(_common(sequence.tokens, known), len(sequence.tokens) - 1)
             if common > length:
                 best, length = sibling, common
+            if length == len(sequence.tokens) - 1:
+                break
         return best, length
 
     def _in_pages_of(self, sibling: Sequence, length: int) -> Start | None:

@@ -48,10 +48,7 @@ class SequenceText:
         """Text of these tokens; a stop string ends the sequence here whatever the engine thinks."""
         shown = self._shown_tokens(delta)
         if not self._params.stop:  # nothing to look for: no token needs its own text
-            text = self._detokenizer.push(delta.token_ids[:shown]) if self._params.detokenize else ""
-            return (
-                TextDelta(delta.index, text, delta.token_ids, delta.logprobs) if delta.finish_reason is None else self._ended(delta, text)
-            )
+            return self._going_on(delta, self._detokenizer.push(delta.token_ids[:shown]) if self._params.detokenize else "")
         text = ""
         for count, token in enumerate(delta.token_ids[:shown], 1):
             self._tokens += 1
@@ -100,6 +97,7 @@ class RequestText:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt: Sequence[int] = ()) -> None:
         self._tokenizer, self._params, self._prompt = tokenizer, params, prompt
         self._sequences: dict[int, SequenceText] = {}
+        self._open = params.n
 
     def push(self, delta: RequestDelta) -> list[TextDelta]:
         """Text deltas of the sequences that are still open to the client."""
@@ -110,9 +108,10 @@ class RequestText:
                 sequence = self._sequences[part.index] = SequenceText(self._tokenizer, self._params, self._prompt)
             if not sequence.finished:
                 out.append(sequence.push(part))
+                self._open -= sequence.finished
         return out
 
     @property
     def finished(self) -> bool:
         """Every sequence has ended for the client, though the engine may still run some."""
-        return len(self._sequences) >= self._params.n and all(s.finished for s in self._sequences.values())
+        return self._open <= 0

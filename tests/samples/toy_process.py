@@ -1,4 +1,4 @@
-"""A server process over the toy engine: `python toy_process.py '{"port": 0}' [seconds a step]`. SIGUSR1 kills its engine."""
+"""Server processes for tests. As a program, one over the toy engine: `toy_process.py FLAGS_AS_JSON SECONDS_A_STEP`; SIGUSR1 kills it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+SERVE = [sys.executable, "-m", "pagoda.serving.cli.main", "serve"]
+SMALL_POOL = ["--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--max-model-len", "2048", "--kv-cache-memory-bytes", "256M"]
 READY = re.compile(r"Pagoda is ready .* at (?P<where>.*)$")
 
 

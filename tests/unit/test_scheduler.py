@@ -142,12 +142,14 @@ def test_prompt_logprobs_come_once_and_bypass_the_prefix_cache():
     assert [len(delta.sequences[0].logprobs[0].top_ids) for delta in toy.deltas["b"]] == [2, 2, 2]
 
 
-def test_preempted_requests_give_the_same_tokens():
+def test_preempted_requests_give_the_same_tokens(caplog):
     toy = Toy(toy_facts(num_pages=14))
     for i in range(4):
         toy.submit(f"r{i}", range(i, i + 10), max_tokens=20, ignore_eos=True)
     toy.drain()
-    assert toy.scheduler.stats().preemptions > 0
+    preemptions = toy.scheduler.stats().preemptions
+    assert preemptions > 0
+    assert len(caplog.messages) == preemptions.bit_length() and "fill the 13 pages of the KV cache" in caplog.messages[0]
     for name in toy.requests:
         toy.check_tokens(name)
     ends = {name: next(i for i, _ in enumerate(toy.deltas[name]) if _.finished) for name in toy.requests}

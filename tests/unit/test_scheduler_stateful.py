@@ -6,6 +6,7 @@ Pages are checked at each read (`scheduler_toy`), books after each commit, token
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pagoda.hal.errors import CapacityError, RequestError
@@ -181,12 +182,20 @@ class Life(RuleBasedStateMachine):
                 assert toy.reasons[name][index] in FinishReason
 
 
-TestLife = Life.TestCase
-TestLife.settings = settings(
-    max_examples=60,
+SHORT = settings(
+    max_examples=25,
     stateful_step_count=40,
     deadline=None,
     report_multiple_bugs=False,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking a life takes minutes; turn it on when one fails
     suppress_health_check=list(HealthCheck),
 )
+
+
+class TestLife(Life.TestCase):
+    settings = SHORT
+
+
+@pytest.mark.heavy
+class TestManyLives(Life.TestCase):
+    settings = settings(SHORT, max_examples=400, stateful_step_count=60)

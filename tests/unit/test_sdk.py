@@ -56,6 +56,25 @@ def test_settings_for_all_for_each_and_by_default(toy: ToyEngine) -> None:
             llm.generate(["a", "b"], [FIVE])
 
 
+async def test_an_answer_made_at_the_end_equals_the_one_that_grew(toy: ToyEngine) -> None:
+    toy.burst = 3
+    session = await sdk.open_local(EngineConfig())
+    params = SamplingParams(n=2, max_tokens=11, logprobs=1, prompt_logprobs=1, include_stop_str_in_output=True, skip_special_tokens=False)
+    for prompt in ("grüße 日本", "x" * 40, "y"):
+        request, text = session.of_prompt(prompt, params)
+        grown = [output async for output in session.run(request, text)][-1]
+        made = await session.complete(request, text)
+        assert made.outputs == grown.outputs and made.prompt_logprobs == grown.prompt_logprobs
+        assert (made.finished, made.num_cached_tokens) == (grown.finished, grown.num_cached_tokens) == (True, 3)
+        assert made.metrics.time_to_first_token is not None and made.metrics.latency is not None
+
+
+def test_tokens_alone_have_no_text(toy: ToyEngine) -> None:
+    with LLM() as llm:
+        answer = llm.generate("hello", SamplingParams(max_tokens=3, detokenize=False))[0].outputs[0]
+        assert (answer.text, answer.token_ids) == ("", [257, 104, 101])
+
+
 def test_chats_one_and_many(toy: ToyEngine) -> None:
     hello = [{"role": "user", "content": "hello"}]
     with LLM() as llm:

@@ -46,6 +46,8 @@ async def chat_prompt(
         return service.text.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
 
     size = sum(len(content_text(message)) for message in request.messages)
+    if getattr(request, "truncate_prompt_tokens", None) is None:
+        service.check_size(size)
     return await service.off_loop(size, prompt_ids)
 
 

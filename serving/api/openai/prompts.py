@@ -17,6 +17,8 @@ async def prompt_ids(service: Service, request: CompletionRequest) -> list[list[
         )
     special = request.add_special_tokens is not False
     size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    if request.truncate_prompt_tokens is None:
+        service.check_size(max((len(prompt) for prompt in prompts if isinstance(prompt, str)), default=0))
     encode = service.text.tokenizer.encode
 
     def encode_all() -> list[list[int]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Name = Annotated[str, msgspec.Meta(max_length=1024)]
+"""Texts that are identifiers, and stop strings and words to avoid, which are looked for at every token."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -20,7 +24,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    request_id: str | None = None
+    request_id: Name | None = None
     n: int | None = None
     best_of: int | None = None
     max_tokens: int | None = None
@@ -35,13 +39,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     length_penalty: float | None = None
     use_beam_search: bool | None = False
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: Name | Annotated[list[Name], msgspec.Meta(max_length=64)] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    bad_words: Annotated[list[Name], msgspec.Meta(max_length=1024)] | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -49,8 +53,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
-    priority: int | None = 0
-    cache_salt: str | None = None
+    priority: Int32 | None = 0
+    cache_salt: Name | None = None
     echo: bool | None = False
     vllm_xargs: dict[str, Any] | None = None
     # declared so that they are refused by name instead of being ignored: `unsupported.py`

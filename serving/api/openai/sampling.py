@@ -15,6 +15,9 @@ from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.frontend.bad_words import with_bad_word_ids
 from pagoda.serving.frontend.processor import check_ids, output_limit
 
+MAX_BIAS = 100.0
+"""The protocol's range of `logit_bias`; values beyond mean the same."""
+
 _SAME_NAME = (
     "n",
     "max_tokens",
@@ -43,6 +46,8 @@ _SAME_NAME = (
 def given_settings(request: GenerationRequest) -> dict[str, Any]:
     """The settings that the request brings, under `SamplingParams`' names."""
     out = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
+    if bias := out.get("logit_bias"):
+        out["logit_bias"] = {token: max(-MAX_BIAS, min(MAX_BIAS, value)) for token, value in bias.items()}
     if request.vllm_xargs:
         out["extra"] = request.vllm_xargs
     return out
@@ -115,8 +120,6 @@ def engine_request(
 
 def _params(settings: dict[str, Any]) -> SamplingParams:
     params = SamplingParams(**settings)
-    if len(params.stop) > 64:
-        raise RequestError(f"stop holds {len(params.stop)} strings; at most 64 are allowed", param="stop")
     if params.seed is None:
         return params
     return replace(params, seed=params.seed & (2**63 - 1))

@@ -1,0 +1,69 @@
+"""From the two configurations to a running server. This process needs no torch: the engine is another one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pagoda.models.loading.reference import resolve
+from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.server import Server, bind, run_loop, set_up_logging
+from pagoda.serving.api.service import ModelCard, Service
+from pagoda.serving.engine.client import EngineClient
+from pagoda.serving.engine.config import EngineConfig
+from pagoda.serving.engine.starter import deferred_starter
+from pagoda.serving.engine.zmq_client import ZmqClient
+from pagoda.serving.frontend.generation_config import sampling_defaults
+from pagoda.serving.frontend.load import load_text, tokenizer_path
+from pagoda.serving.frontend.text import TextFrontend
+
+log = logging.getLogger("pagoda.api")
+TERMINATED = 128 + signal.SIGTERM
+
+
+def run(engine_config: EngineConfig, server_config: ServerConfig, started: float | None = None) -> int:
+    """Serve until a signal or the engine's death; returns the exit code. `started` is what the ready line counts from.
+
+    Raises `PagodaError`s for what cannot work: the address is taken before the model is looked for.
+    """
+    set_up_logging(server_config)
+    with bind(server_config) as sock:
+        path = resolve(engine_config.model, engine_config.revision)
+        return run_loop(lambda: _serve(engine_config, server_config, path, sock, started))
+
+
+async def _serve(engine_config: EngineConfig, server_config: ServerConfig, path: Path, sock: socket.socket, started: float | None) -> int:
+    loading = asyncio.current_task()
+    assert loading is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, loading.cancel)
+    try:
+        client, text = await _load(replace(engine_config, model=str(path)), server_config)
+    except asyncio.CancelledError:
+        log.warning("ended while loading")
+        return TERMINATED
+    card = ModelCard(server_config.served_model_name or (engine_config.model,), str(path), sampling_defaults(path))
+    service, settings = Service(client, text, card, server_config), shown_settings(engine_config, server_config)
+    return await Server(service, sock, settings, stats=not engine_config.disable_log_stats, started=started).run()
+
+
+async def _load(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[EngineClient, TextFrontend]:
+    """Engine and text side at the same time; an error of either ends the other."""
+    engine = asyncio.create_task(ZmqClient.start(deferred_starter(engine_config)))
+    try:
+        text = await asyncio.to_thread(load_text, tokenizer_path(engine_config), chat_template=server_config.chat_template)
+        return await engine, text
+    except BaseException:
+        engine.cancel()
+        await asyncio.wait([engine])
+        raise
+
+
+def shown_settings(engine_config: EngineConfig, server_config: ServerConfig) -> dict[str, Any]:
+    """What `/server_info` tells of the configuration; instead of the keys, how many there are."""
+    server = asdict(server_config) | {"api_key": len(server_config.api_key)}
+    return {"engine_config": asdict(engine_config), "server_config": server}
