@@ -12,10 +12,12 @@ from pagoda.ops.cases.attention import PAGED_ATTENTION, WRITE_KV
 from pagoda.ops.cases.linear import EMBEDDING, GEMM
 from pagoda.ops.cases.linear_gguf import EMBEDDING_GGUF, GEMM_GGUF
 from pagoda.ops.cases.moe import MOE_MLP, ROUTE
+from pagoda.ops.cases.moe_gguf import MOE_MLP_GGUF
 from pagoda.ops.cases.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
 from pagoda.ops.cases.rope import ROPE
 from pagoda.ops.cases.sampling import PENALIZE, SAMPLE, TOKEN_BITMASK, TOP_LOGPROBS
 from pagoda.ops.linear_gguf import dequantised_bytes
+from pagoda.ops.moe_gguf import decoded_experts_bytes
 from pagoda.ops.op import Op
 
 _OPS = (
@@ -23,7 +25,7 @@ _OPS = (
     RMS_NORM, ADD_RMS_NORM, LAYER_NORM,
     GATED_ACTIVATION, ACTIVATION,
     ROPE, WRITE_KV, PAGED_ATTENTION,
-    ROUTE, MOE_MLP,
+    ROUTE, MOE_MLP, MOE_MLP_GGUF,
     PENALIZE, TOKEN_BITMASK, SAMPLE, TOP_LOGPROBS,
 )  # fmt: skip
 
@@ -43,5 +45,7 @@ def reference_kernels() -> tuple[Kernel, ...]:
 
 def portable_kernels() -> tuple[Kernel, ...]:
     """Implementations in plain torch that beat a reference on any device, at a price that a plan can name."""
-    path = "pagoda.ops.linear_gguf:GemmGgufDequantised"
-    return (Kernel("gemm_gguf", "dequantised", path, rank=0.0, packed_bytes=dequantised_bytes),)
+    return (
+        Kernel("gemm_gguf", "dequantised", "pagoda.ops.linear_gguf:GemmGgufDequantised", rank=0.0, packed_bytes=dequantised_bytes),
+        Kernel("moe_mlp_gguf", "dequantised", "pagoda.ops.moe_gguf:MoeMlpGgufDequantised", rank=0.0, packed_bytes=decoded_experts_bytes),
+    )

@@ -13,6 +13,8 @@ from pagoda.ops.gguf.decode import decode_into
 from pagoda.ops.gguf.types import GgmlType
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_gguf import EmbeddingGgufFacts, GemmGgufFacts
+from pagoda.ops.moe_gguf import MoeMlpGgufFacts
+from pagoda.quant.experts import Experts
 from pagoda.quant.format import EmbeddingUse, ExpertsUse, FormatUse, LinearPart, LinearUse, StoredTensor
 
 Index = tuple[slice, ...]
@@ -41,9 +43,13 @@ class GgufFormat:
         return tuple(self._linear(replace(use, parts=tuple(parts)), kind) for kind, parts in groups)
 
     def experts(self, use: ExpertsUse) -> FormatUse:
-        """Decoded at load: the grouped primitive takes plain weights."""
-        load = _Experts(self, use)
-        return FormatUse("moe_mlp", use.facts, tuple(use.tensors), load, load.nbytes)
+        """In their blocks where gate and up share a format and this rank's hidden numbers are whole blocks; else decoded at load."""
+        kinds = _expert_kinds(use)
+        load = Experts(self, use, kinds)
+        if kinds is None:
+            return FormatUse("moe_mlp", use.facts, tuple(use.tensors), load, load.nbytes)
+        facts = MoeMlpGgufFacts(use.facts, *(kind.name for kind in kinds))
+        return FormatUse("moe_mlp_gguf", facts, tuple(use.tensors), load, load.nbytes)
 
     def embedding(self, use: EmbeddingUse) -> FormatUse:
         facts, tensor = use.facts, use.tensors.get("weight")
@@ -96,34 +102,6 @@ class GgufFormat:
         return rows if rows.shape[0] == count else torch.cat([rows, rows.new_zeros(count - rows.shape[0], rows.shape[1])])
 
 
-class _Experts:
-    """Reads the experts of a rank as plain numbers: `up` holds gate, then up."""
-
-    def __init__(self, form: GgufFormat, use: ExpertsUse) -> None:
-        self._form = form
-        self._use = use
-
-    @property
-    def nbytes(self) -> int:
-        facts = self._use.facts
-        hidden, matrices = len(self._use.hidden), 3 if facts.gated else 2
-        biases = (matrices - 1) * hidden + facts.width if facts.bias else 0
-        numbers = len(self._use.experts) * (hidden * facts.width * matrices + biases)
-        return numbers * _itemsize(facts.dtype)
-
-    def __call__(self) -> dict[str, torch.Tensor]:
-        hidden = _span(self._use.hidden)
-        ups = [self._read(part, "weight", hidden) for part in ("gate", "up") if part in self._use.tensors]
-        loaded = {"up": torch.cat(ups, 1), "down": self._read("down", "weight", slice(None), hidden)}
-        if self._use.facts.bias:
-            biases = [self._read(part, "bias", hidden) for part in ("gate", "up") if part in self._use.tensors]
-            loaded |= {"up_bias": torch.cat(biases, 1), "down_bias": self._read("down", "bias")}
-        return loaded
-
-    def _read(self, part: str, name: str, *index: slice) -> torch.Tensor:
-        return self._form.plain(self._use.tensors[part][name], self._use.facts.dtype, (_span(self._use.experts), *index))
-
-
 def _kept_blocks(part: LinearPart, columns: range) -> GgmlType | None:
     """The format that a part stays in; None where it is plain, or where a rank's columns cut through blocks and it must be decoded."""
     tensor = part.tensors.get("weight")
@@ -136,6 +114,14 @@ def _kept_blocks(part: LinearPart, columns: range) -> GgmlType | None:
             f"{tensor.name} has shape {list(tensor.shape)}, at least {needed} is needed; the file and its config disagree"
         )
     return None if columns.start % kind.block or columns.stop % kind.block else kind
+
+
+def _expert_kinds(use: ExpertsUse) -> tuple[GgmlType, GgmlType] | None:
+    found = {part: block_type(tensors["weight"]) for part, tensors in use.tensors.items() if "weight" in tensors}
+    gate, up, down = found.get("gate", found.get("up")), found.get("up"), found.get("down")
+    if up is None or down is None or gate != up or use.hidden.start % down.block or use.hidden.stop % down.block:
+        return None
+    return up, down
 
 
 def _whole_rows(tensor: StoredTensor, index: Index) -> tuple[torch.Tensor, slice]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagoda.hal.kernel import Kernel, Needs, Reason
 from pagoda.hal.kv import DTYPE_BYTES
@@ -12,6 +12,7 @@ from pagoda.ops.native.library import QUANT_KINDS, TYPES, available
 
 _NATIVE = "pagoda.backends.cpu.kernels_native:"
 _MORE = "pagoda.backends.cpu.kernels_more:"
+_EXPERTS = "pagoda.backends.cpu.kernels_moe_gguf:"
 _DOT_ARCHS = frozenset({"x86-64-avx512bf16", "x86-64-amx"})
 """Architectures that multiply bfloat16 pairs, and are sure to have AVX-512."""
 
@@ -26,6 +27,7 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         _blocks_kernel(),
         _more("gemm_gguf", "native_decoded", "NativeGemmGgufDecoded", _gemm_bytes, _pairs("in_features")),
         _more("moe_mlp", "native_grouped", "NativeMoeMlp", _moe_bytes, _pairs("width"), _pairs("hidden")),
+        *_expert_block_kernels(),
         _native("rms_norm", "NativeRmsNorm"),
         _native("add_rms_norm", "NativeAddRmsNorm"),
         _native("activation", "NativeActivation"),
@@ -57,6 +59,40 @@ def _blocks_kernel() -> Kernel:
     needs = Needs(archs=_DOT_ARCHS, dtypes=frozenset({"bfloat16"}), facts={"kind": tuple(QUANT_KINDS)})
     kernel = _more("gemm_gguf", "native", "NativeGemmGguf", _block_bytes)
     return replace(kernel, needs=needs, rank=20.0)
+
+
+def _expert_block_kernels() -> tuple[Kernel, Kernel]:
+    """Experts in blocks: a product of `gemm_gguf` for each matrix of each expert."""
+
+    def accepts(facts: Any) -> Reason | None:
+        foreign = sorted({facts.up_kind, facts.down_kind} - set(QUANT_KINDS))
+        return available() or (f"multiplies blocks of {', '.join(QUANT_KINDS)}, not {', '.join(foreign)}" if foreign else None)
+
+    kernel = replace(_more("moe_mlp_gguf", "native", "", _expert_bytes(_block_bytes)), implementation=f"{_EXPERTS}NativeMoeMlpGguf")
+    path, size = f"{_EXPERTS}NativeMoeMlpGgufDecoded", _expert_bytes(_gemm_bytes)
+    decoded = replace(kernel, name="native_decoded", implementation=path, packed_bytes=size)
+    return replace(kernel, needs=Needs(archs=_DOT_ARCHS, dtypes=frozenset({"bfloat16"})), accepts=accepts, rank=20.0), decoded
+
+
+class _Product(NamedTuple):
+    """As `GemmGgufFacts`, which would bring torch."""
+
+    dtype: str
+    kind: str
+    in_features: int
+    out_features: int
+    bias: bool
+
+
+def _expert_bytes(of_product: Callable[[Any], int]) -> Callable[[Any], int]:
+    def count(facts: Any) -> int:
+        products = (
+            _Product(facts.dtype, facts.kind(name).name, facts.shape(name)[2], facts.shape(name)[1], facts.plain.bias)
+            for name in ("up", "down")
+        )
+        return facts.experts_here * sum(map(of_product, products))
+
+    return count
 
 
 def _block_bytes(facts: Any) -> int:

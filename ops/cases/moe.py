@@ -118,9 +118,14 @@ def _moe_case(gen: torch.Generator, facts: MoeMlpFacts, label: str, rows: int) -
     }
     if facts.bias:
         weights |= {"up_bias": draw(gen, local, up, dtype=facts.dtype), "down_bias": draw(gen, local, facts.width, dtype=facts.dtype)}
+    return Case(label, facts, routed(gen, facts, rows), weights)
+
+
+def routed(gen: torch.Generator, facts: MoeMlpFacts, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, and the weights and ids of the experts that they chose."""
     order = [torch.randperm(facts.experts, generator=gen)[: facts.top_k] for _ in range(rows)]
     ids = torch.stack(order) if rows else torch.zeros(0, facts.top_k, dtype=torch.int64)
-    return Case(label, facts, (draw(gen, rows, facts.width, dtype=facts.dtype), torch.rand(rows, facts.top_k, generator=gen), ids), weights)
+    return draw(gen, rows, facts.width, dtype=facts.dtype), torch.rand(rows, facts.top_k, generator=gen), ids
 
 
 def _moe_tolerance(case: Case) -> float:

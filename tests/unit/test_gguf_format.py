@@ -6,6 +6,8 @@ import pytest
 import torch
 from pagoda.hal.errors import CheckpointError
 from pagoda.models.loading.gguf_file import GgufFile
+from pagoda.ops.gguf.decode import decode
+from pagoda.ops.gguf.types import GgmlType
 from pagoda.ops.linear import EmbeddingFacts, GemmFacts, GemmReference
 from pagoda.ops.linear_gguf import EmbeddingGgufReference, GemmGgufDequantised, GemmGgufReference
 from pagoda.ops.moe import MoeMlpFacts
@@ -121,11 +123,29 @@ def test_embedding_rows(tensors, first):
     assert torch.equal(kernel.run(kernel.pack(use.load()), ids), expected)
 
 
-def test_experts_are_decoded_and_stacked(tensors):
-    facts = MoeMlpFacts("float32", 3, 32, 32, 2)
+def experts(tensors, hidden):
+    facts = MoeMlpFacts("float32", 3, 32, len(hidden), 2)
     parts = {name: {"weight": tensors[name]} for name in ("gate", "up", "down")}
-    use = GgufFormat().experts(ExpertsUse("moe", facts, range(1, 3), range(32, 64), parts))
+    return GgufFormat().experts(ExpertsUse("moe", facts, range(1, 3), hidden, parts))
+
+
+def test_experts_of_two_formats_are_decoded(tensors):
+    use = experts(tensors, range(32, 64))
     loaded = use.load()
+    assert use.op == "moe_mlp"
     assert torch.equal(loaded["up"], torch.cat([rounded("gate")[1:, 32:], rounded("up")[1:, 32:]], 1))
     assert torch.equal(loaded["down"], rounded("down")[1:, :, 32:])
     assert use.nbytes == sum(t.nbytes for t in loaded.values())
+
+
+def test_experts_stay_in_their_blocks(tensors):
+    tensors = {**tensors, "gate": tensors["up"]}
+    use = experts(tensors, range(32, 64))
+    loaded = use.load()
+    assert (use.op, use.facts.up_kind, use.facts.down_kind) == ("moe_mlp_gguf", "Q8_0", "Q5_1")
+    assert use.nbytes == sum(t.nbytes for t in loaded.values())
+    whole = rounded("up")[1:, 32:]
+    assert torch.equal(decode(loaded["up"], GgmlType.Q8_0), torch.cat([whole, whole], 1))
+    assert torch.equal(decode(loaded["down"], GgmlType.Q5_1), rounded("down")[1:, :, 32:])
+    cut = experts(tensors, range(16, 48))
+    assert cut.op == "moe_mlp" and torch.equal(cut.load()["down"], rounded("down")[1:, :, 16:48])
