@@ -156,9 +156,8 @@ class LLM:
 
         Raises `RequestError` for what cannot be answered, before anything is sent.
         """
-        many = [prompts] if _is_one_prompt(prompts) else list(prompts)  # type: ignore[arg-type]
-        params = _one_each(sampling_params, len(many))
-        return self._run([self._session.of_prompt(prompt, p) for prompt, p in zip(many, params, strict=True)], progress)  # type: ignore[arg-type]
+        many = _listed(prompts)
+        return self._run(self._session.of_prompts(many, _one_each(sampling_params, len(many))), progress)
 
     def chat(
         self,
@@ -184,10 +183,10 @@ class LLM:
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """The `beam_width` most likely continuations of each prompt, best first; `cumulative_logprob` is a beam's."""
-        many = [prompts] if _is_one_prompt(prompts) else list(prompts)  # type: ignore[arg-type]
+        many = _listed(prompts)
         params = SamplingParams(n=beam_width, temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos)
-        beams = {"beam_width": beam_width, "length_penalty": length_penalty}
-        return self._run([self._session.of_prompt(prompt, params, **beams) for prompt in many], progress)  # type: ignore[arg-type]
+        requests = self._session.of_prompts(many, [params] * len(many), beam_width=beam_width, length_penalty=length_penalty)
+        return self._run(requests, progress)
 
     def default_params(self, **given: Any) -> SamplingParams:
         """The checkpoint's own sampling settings, `given` ones over them."""
@@ -223,8 +222,10 @@ async def _all(session: Session, requests: Sequence[tuple[EngineRequest, str | N
     return [task.result() for task in tasks]
 
 
-def _is_one_prompt(prompts: Any) -> bool:
-    return isinstance(prompts, str | dict) or (bool(prompts) and isinstance(prompts[0], int))
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | dict) or (prompts and isinstance(prompts[0], int)):  # type: ignore[index]
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:

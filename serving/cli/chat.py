@@ -46,8 +46,10 @@ def run(argv: Sequence[str]) -> int:
     chat = Chat(Conversation(sampling_settings(values), options.system))
     thread, stack = LoopThread(), AsyncExitStack()
     try:
-        with chat.waiting(f"Loading {values.get('model', EngineConfig.model)} …" if options.url is None else f"Asking {options.url} …"):
-            talker = thread.run(open_talker(stack, options.url, options.api_key, values))
+        if options.url is None and sys.stderr.isatty():
+            # a plain line: a spinner would fight with the line that shows how far loading is
+            print(f"Loading {values.get('model', EngineConfig.model)} …", file=sys.stderr)
+        talker = thread.run(open_talker(stack, options.url, options.api_key, values))
         return chat.run(talker, thread)
     finally:
         thread.run(stack.aclose())
@@ -71,10 +73,6 @@ class Chat:
         self._read = read
         self._console = Console(highlight=False)
         self._talks = sys.stdin.isatty() or read is not input
-
-    def waiting(self, what: str) -> Any:
-        """A spinner, on standard error."""
-        return Console(stderr=True).status(what)
 
     def run(self, talker: Talker, thread: LoopThread) -> int:
         """Until the user leaves; a text piped in is one message."""

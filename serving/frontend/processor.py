@@ -40,14 +40,14 @@ class Processor:
 
     def encode(self, prompt: Prompt) -> Encoded:
         """Ids of a prompt; text gets the special tokens that the tokenizer adds."""
-        if isinstance(prompt, Mapping):
-            prompt = _of_mapping(prompt)
-        if isinstance(prompt, str):
-            return Encoded(self.text.tokenizer.encode(prompt), prompt)
-        ids = list(prompt)
-        if not all(isinstance(i, int) for i in ids):
-            raise RequestError("a prompt is a text or a list of token ids", param="prompt")
-        return Encoded(ids, None)
+        return self.encode_all([prompt])[0]
+
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[Encoded]:
+        """Of several prompts, the texts among them on all cores."""
+        plain = [_of_mapping(prompt) if isinstance(prompt, Mapping) else prompt for prompt in prompts]
+        texts = [prompt for prompt in plain if isinstance(prompt, str)]
+        ids = iter(self.text.tokenizer.encode_batch(texts))
+        return [Encoded(next(ids), prompt) if isinstance(prompt, str) else Encoded(_checked(prompt), None) for prompt in plain]
 
     def encode_chat(self, messages: Messages, **options: Any) -> Encoded:
         """Ids of a conversation; `options` are those of `text.ChatTemplate.render`."""
@@ -83,6 +83,12 @@ class Processor:
             length_penalty=length_penalty,
             arrival=time.time(),
         )
+
+
+def _checked(ids: Sequence[int]) -> list[int]:
+    if not all(isinstance(i, int) for i in ids):
+        raise RequestError("a prompt is a text or a list of token ids", param="prompt")
+    return list(ids)
 
 
 def _of_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:

@@ -26,6 +26,12 @@ class Session:
         """A request for a prompt, checked, not sent; the prompt's text beside it. `fields` are those of `Processor.request`."""
         return self._made(self.processor.encode(prompt), params, fields)
 
+    def of_prompts(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | None], **fields: Any
+    ) -> list[tuple[EngineRequest, str | None]]:
+        """The same for several prompts, each with its settings."""
+        return [self._made(encoded, p, fields) for encoded, p in zip(self.processor.encode_all(prompts), params, strict=True)]
+
     def of_chat(
         self, messages: Messages, params: SamplingParams | None = None, options: dict[str, Any] | None = None, **fields: Any
     ) -> tuple[EngineRequest, str | None]:

@@ -41,6 +41,10 @@ class Tokenizer(Protocol):
         """Ids of a text; `add_special_tokens` lets the tokenizer put its own begin and end tokens around it."""
         ...
 
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` of each text, on all cores."""
+        ...
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes:
