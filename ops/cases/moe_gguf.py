@@ -57,9 +57,9 @@ def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
         "plain": replace(plain, gated=False),
         "a share": replace(plain, first=2, local=3),
     }
-    for name, facts in kinds.items():
+    for name, kind in kinds.items():
         for rows in (0, 1, 17):
-            yield _case(gen, MoeMlpGgufFacts(facts, "Q4_0", "Q5_1"), f"{name}, {rows} rows", rows)
+            yield _case(gen, MoeMlpGgufFacts(kind, "Q4_0", "Q5_1"), f"{name}, {rows} rows", rows)
 
 
 def _tolerance(case: Case) -> float:
