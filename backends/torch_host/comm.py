@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -123,13 +125,15 @@ class GlooCommunicator:
         host, _, port = topology.address.rpartition(":")
         patience = timedelta(seconds=topology.timeout_s)
         try:
+            if topology.rank > 0:
+                _await_listener(host, int(port), topology.timeout_s)
             store = _dist.TCPStore(host, int(port), None, topology.rank == 0, patience, wait_for_workers=False, multi_tenant=True)
             options = _gloo._Options()
             options._timeout = patience
             device = _gloo.create_device(hostname=host) if host in _LOOPBACK else _gloo.create_default_device()
             options._devices = [device]
             return _gloo(_dist.PrefixStore(topology.name, store), topology.rank, topology.world, options)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OSError) as error:
             raise DeviceError(
                 f"rank {topology.rank} of {topology.world} could not join group {topology.name!r} at {topology.address}"
                 f" within {topology.timeout_s:g} s: {error}; check that every rank started and that the address is reachable"
@@ -142,6 +146,20 @@ class GlooCommunicator:
             start().wait()
         except RuntimeError as error:
             raise DeviceError(f"{op} failed on rank {self.rank} of {self.world} in group {self._name!r}: {error}") from error
+
+
+def _await_listener(host: str, port: int, timeout_s: float) -> None:
+    """Return when rank 0 listens. torch waits as well, but prints a page of C++ frames when nobody comes."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=timeout_s).close()
+        except ConnectionRefusedError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _shutdown(group: Any) -> None:
