@@ -45,7 +45,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """Facts of one device. `dtypes` are names such as "bfloat16"; `memory_bytes` is what may be used (cgroup-aware)."""
+    """Facts of one device. `dtypes` are names such as "bfloat16"; `memory_bytes` is what may be used (cgroup-aware); `driver` is a
+    version for reports, empty where there is none.
+    """
 
     vendor: str
     model: str
@@ -55,6 +57,7 @@ class DeviceInfo:
     dtypes: frozenset[str]
     features: frozenset[Feature] = frozenset()
     limits: Limits = field(default_factory=Limits)
+    driver: str = ""
 
 
 @dataclass(frozen=True)

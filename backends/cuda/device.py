@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -148,4 +149,13 @@ def _info(index: int) -> DeviceInfo:
         dtypes=frozenset(dtypes),
         features=frozenset(features),
         limits=Limits(properties.shared_memory_per_block_optin, properties.max_threads_per_block, 256, PAGE_SIZES),
+        driver=_driver(),
     )
+
+
+def _driver() -> str:
+    """Versions of the driver's kernel module and of the CUDA that torch was built with."""
+    module = Path("/proc/driver/nvidia/version")
+    words = module.read_text().split() if module.exists() else []
+    version = next((word for word in words if word[:1].isdigit() and "." in word), "unknown")
+    return f"{version}, CUDA {torch.version.cuda}"

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pagoda.hal.device import Device
 from pagoda.hal.discovery import choose
 from pagoda.hal.errors import ConfigError, PagodaError
+from pagoda.hal.info import Feature
 from pagoda.ops.table import candidates
 from pagoda.serving.conformance import level0_device, level1_kernels, level2_graphs, level3_collectives, level4_models, level5_engine
 from pagoda.serving.conformance.check import Check, FailedError, SkippedError, Target, UnclaimedError
@@ -81,9 +82,11 @@ def _facts(device: Device) -> dict[str, str]:
     packages = {name: _version(name) for name in ("pagoda-llm", "torch", "triton", "transformers")}
     return {
         "device": f"{info.vendor} {info.model} ({info.arch})",
+        "driver": info.driver or "none",
         "memory": f"{info.memory_bytes:,} bytes",
         "dtypes": ", ".join(sorted(info.dtypes)),
         "features": ", ".join(sorted(feature.value for feature in info.features)),
+        "features not claimed": ", ".join(sorted(feature.value for feature in set(Feature) - info.features)),
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         "packages": ", ".join(f"{name} {number}" for name, number in packages.items() if number),
     }
