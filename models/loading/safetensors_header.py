@@ -69,17 +69,22 @@ def _raw_header(path: Path) -> tuple[int, int, dict[str, Any]]:
 
 
 def _tensor(path: Path, name: str, entry: Any, start: int) -> FileTensor:
-    try:
-        stored, shape, (begin, end) = entry["dtype"], tuple(map(int, entry["shape"])), entry["data_offsets"]
-    except (KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{path}: the entry of {name} lacks dtype, shape or data_offsets") from None
+    match entry:
+        case {"dtype": str(stored), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if all(map(_is_size, shape)):
+            pass
+        case _:
+            raise CheckpointError(f"{path}: the entry of {name} is {entry!r:.200}; expected dtype, shape and two data_offsets")
     if stored not in SAFETENSORS_DTYPES:
         raise CheckpointError(f"{path}: {name} is stored as {stored}; known are {', '.join(SAFETENSORS_DTYPES)}")
     dtype = SAFETENSORS_DTYPES[stored]
     expected = math.prod(shape) * DTYPES[dtype].itemsize
     if begin < 0 or end - begin != expected:
-        raise CheckpointError(f"{path}: {name} of shape {list(shape)} in {stored} takes {expected} bytes, its entry spans {end - begin}")
-    return FileTensor(name, shape, dtype, path, start + begin)
+        raise CheckpointError(f"{path}: {name} of shape {shape} in {stored} takes {expected} bytes, its entry spans {end - begin}")
+    return FileTensor(name, tuple(shape), dtype, path, start + begin)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _check_extents(path: Path, tensors: list[FileTensor], start: int, size: int) -> None:

@@ -57,9 +57,12 @@ def safetensors_files(folder: Path) -> tuple[tuple[Path, ...], Path | None]:
 def read_index(index: Path) -> dict[str, str]:
     """Tensor name → shard's file name."""
     try:
-        weight_map = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{index} is no index of shards: {error!r}; expected a JSON object with weight_map") from None
+        content = json.loads(index.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{index} is not JSON: {error}; fetch it again") from None
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{index} is no index of shards: expected a JSON object whose weight_map says which file holds each tensor")
     outside = sorted({name for name in weight_map.values() if Path(name).name != name})
     if outside:
         raise CheckpointError(f"{index} names files outside its folder: {', '.join(outside[:SHOWN])}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 
 import torch
 from pagoda.hal.errors import CheckpointError
 from pagoda.models.loading.memory_source import MemorySource
+from pagoda.models.loading.safetensors_source import read_index
 
 INDEX = "pytorch_model.bin.index.json"
 
@@ -18,7 +18,7 @@ def torch_files(folder: Path) -> tuple[Path, ...]:
     index = folder / INDEX
     if not index.exists():
         return tuple(sorted(folder.glob("pytorch_model*.bin")))
-    names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    names = sorted(set(read_index(index).values()))
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
         raise CheckpointError(f"{index} names files that are not here: {', '.join(missing[:8])}; fetch them")

@@ -1,6 +1,7 @@
 """Safetensors files as a weight source: slices are right, and every kind of damage is named."""
 
 import json
+import random
 
 import pytest
 import safetensors.torch
@@ -93,7 +94,7 @@ def test_damaged_files_are_refused(tmp_path, damage, words):
     [
         (lambda h: h["a.weight"].update(dtype="F16"), "takes 48 bytes, its entry spans 96"),
         (lambda h: h["a.weight"].update(dtype="Q9"), "stored as Q9"),
-        (lambda h: h["a.weight"].pop("shape"), "lacks dtype, shape"),
+        (lambda h: h["a.weight"].pop("shape"), "expected dtype, shape"),
         (lambda h: h["a.weight"].update(data_offsets=[0, 96]), "overlaps|hole"),
         (lambda h: h.pop("a.weight"), "hole|truncated|stray"),
     ],
@@ -146,4 +147,48 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path):
 def test_an_index_may_not_point_elsewhere(tmp_path):
     shard(tmp_path, lambda where: dict.fromkeys(where, "../secret.safetensors"))
     with pytest.raises(CheckpointError, match="outside its folder"):
+        open_folder(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_damage_of_the_header_gives_our_error_or_readable_tensors(tmp_path, seed):
+    path = write(tmp_path)
+    data = bytearray(path.read_bytes())
+    draw = random.Random(seed)
+    for _ in range(2):
+        data[draw.randrange(8 + int.from_bytes(data[:2], "little"))] = draw.choice(b'0123456789"[]{}:,-.ex\x00\xff')
+    path.write_bytes(data)
+    try:
+        tensors = open_folder(tmp_path).tensors
+    except CheckpointError:
+        return
+    for tensor in tensors.values():
+        assert tuple(tensor.read().shape) == tensor.shape
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [6, 4], "data_offsets": ["8", "104"]},
+        {"dtype": "F32", "shape": [-6, -4], "data_offsets": [8, 104]},
+        {"dtype": "F32", "shape": [6.5, 4], "data_offsets": [8, 104]},
+        {"dtype": "F32", "shape": "64", "data_offsets": [8, 104]},
+        {"dtype": ["F32"], "shape": [6, 4], "data_offsets": [8, 104]},
+        {"dtype": "F32", "shape": [6, 4], "data_offsets": [0]},
+        ["F32", [6, 4], [8, 104]],
+        None,
+    ],
+)
+def test_entries_of_the_wrong_kind_are_refused(tmp_path, entry):
+    path = write(tmp_path)
+    rewrite_header(path, lambda header: header.update({"a.weight": entry}))
+    with pytest.raises(CheckpointError, match=r"a\.weight"):
+        open_folder(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "{"])
+def test_an_index_that_is_none_is_refused(tmp_path, text):
+    shard(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json is n"):
         open_folder(tmp_path)
