@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pagoda.serving.engine.params import SamplingParams
     from pagoda.serving.sdk import LLM, AsyncLLM, devices
+
+# Read once by libgomp, which torch loads later: threads at a barrier spin for tens of microseconds and then sleep. With its own
+# default they spin for milliseconds, and on a machine with other work an engine slows twentyfold instead of by its share.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__", "devices"]

@@ -82,7 +82,7 @@ def install_torch(python: Path, index: str | None) -> None:
 
 
 def report_native(python: Path) -> None:
-    code = "from pagoda.ops.native.build import available; r = available(); print('· native kernels: ' + (r or 'built'))"
+    code = "from pagoda.ops.native.library import available; r = available(); print('· native kernels: ' + (r or 'ready'))"
     subprocess.run([python, "-W", "ignore", "-c", code], cwd=ROOT / "ci", check=False)
 
 
