@@ -29,8 +29,8 @@ class Pieces(Protocol):
 
 def pieces_of(core: tokenizers.Tokenizer, special_ids: frozenset[int]) -> Pieces:
     """The rule of `core`'s decoder: exact and constant-time for byte-level and sentencepiece shapes, by windows for others."""
-    decoder = json.loads(core.to_str())["decoder"]
-    steps = _steps(decoder)
+    # the decoder alone: the whole tokenizer as JSON has megabytes
+    steps = _steps(None if core.decoder is None else json.loads(core.decoder.__getstate__()))
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return BytePieces(core, special_ids)

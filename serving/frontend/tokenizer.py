@@ -40,7 +40,8 @@ class Tokenizer:
         self.core.no_padding()
         special = frozenset(i for i, token in self.core.get_added_tokens_decoder().items() if token.special)
         object.__setattr__(self, "special_ids", special)
-        object.__setattr__(self, "vocab_size", max(self.core.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
+        last = max(self.core.get_vocab_size(with_added_tokens=False) - 1, *self.core.get_added_tokens_decoder(), -1)
+        object.__setattr__(self, "vocab_size", last + 1)
         object.__setattr__(self, "_pieces", pieces_of(self.core, special))
 
     def special_id(self, name: str) -> int | None:

@@ -36,16 +36,20 @@ class Terminal:
             [*COMMAND, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
         )
         os.close(theirs)
-        self.shown = ""
+        self._raw = b""
+        self._taken = 0
 
     def wait_for(self, pattern: str, seconds: float = 30) -> str:
-        """What is shown up to the pattern, without control codes; it is taken away."""
+        """What is shown up to the pattern, without control codes; the next call begins after it."""
         end = time.monotonic() + seconds
-        while (found := re.search(pattern, self.shown)) is None:
-            assert select.select([self._end], [], [], max(end - time.monotonic(), 0))[0], f"no {pattern!r} in {self.shown!r}"
-            self.shown += CONTROL.sub("", os.read(self._end, 65536).decode(errors="replace"))
-        text, self.shown = self.shown[: found.end()], self.shown[found.end() :]
-        return text
+        while True:
+            # from the beginning each time: a read may end inside a character or a control code
+            shown = CONTROL.sub("", self._raw.decode(errors="ignore"))[self._taken :]
+            if found := re.search(pattern, shown):
+                self._taken += found.end()
+                return shown[: found.end()]
+            assert select.select([self._end], [], [], max(end - time.monotonic(), 0))[0], f"no {pattern!r} in {shown!r}"
+            self._raw += os.read(self._end, 65536)
 
     def type(self, line: str) -> None:
         os.write(self._end, line.encode())
@@ -60,9 +64,11 @@ class Terminal:
 @pytest.fixture
 def terminal(url: str) -> Iterator[Terminal]:
     made = Terminal("--url", url, "--max-tokens", "400")
-    made.wait_for("› ")
-    yield made
-    made.close()
+    try:
+        made.wait_for("› ")
+        yield made
+    finally:
+        made.close()
 
 
 def pipe(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
