@@ -207,7 +207,9 @@ class Decoder:
 
     def _rotations(self, inputs: ModelInputs) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
         by_length = any(table.by_length for table in self._ropes)
-        lengths = _token_lengths(inputs.groups[0], inputs.token_ids.shape[0]) if by_length else None
+        lengths = inputs.lengths
+        if by_length and lengths is None:
+            lengths = _token_lengths(inputs.groups[0], inputs.token_ids.shape[0])
         return tuple(table.at(inputs.positions, lengths) for table in self._ropes)
 
     def _rope_tables(self, build: Builder) -> tuple[RopeTable, ...]:

@@ -55,15 +55,25 @@ class DirectRun:
 
     def generate(self, prompts: Sequence[Sequence[int]], count: int) -> list[tuple[list[int], torch.Tensor]]:
         """Greedy tokens of each prompt, all run together, and the logits that each came from, `[count, vocab]`."""
-        feed = list(enumerate(prompts))
+        texts = [list(prompt) for prompt in prompts]
+        feed = [(s, self._behind(s, text)) for s, text in enumerate(texts)]
         rows: list[torch.Tensor] = []
         for _ in range(count):
             ends = torch.tensor([len(ids) for _, ids in feed]).cumsum(0) - 1
             logits = self.logits(self.step(feed).hidden[ends.to(self._device.torch_device)])
             rows.append(logits)
-            feed = [(s, [int(token)]) for (s, _), token in zip(feed, logits.argmax(-1), strict=True)]
+            for text, token in zip(texts, logits.argmax(-1).tolist(), strict=True):
+                text.append(token)
+            feed = [(s, self._behind(s, text)) for s, text in enumerate(texts)]
         stacked = torch.stack(rows, dim=1)
         return [(logits.argmax(-1).tolist(), logits) for logits in stacked]
+
+    def _behind(self, sequence: int, text: list[int]) -> list[int]:
+        """What to run next: the tokens that are not cached, or all of them where growth has made the cache void."""
+        epochs, cached = self.model.facts.length_epochs, self.lengths[sequence]
+        if epochs is not None and cached and epochs.of(cached) != epochs.of(len(text)):
+            self.lengths[sequence] = cached = 0
+        return text[cached:]
 
     def page_ids(self, sequence: int) -> list[int]:
         """Pages of a sequence, the same in every group."""

@@ -15,14 +15,15 @@ from pagoda.hal.table import KernelTable
 from pagoda.models.builder import Builder, Numerics, Parameter
 from pagoda.models.checkpoint import apply, check
 from pagoda.models.config import Config
-from pagoda.models.decoder import Decoder
+from pagoda.models.decoder import Decoder, ropes_of
 from pagoda.models.family import Family
 from pagoda.models.loading.dummy_source import DummySource
 from pagoda.models.loading.open import Checkpoint, open_checkpoint
 from pagoda.models.loading.progress import Progress, watched
-from pagoda.models.model import ModelFacts
+from pagoda.models.model import LengthEpochs, ModelFacts
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.registry import find_family
+from pagoda.models.rope import DynamicScaling, LongRopeScaling
 from pagoda.models.spec import DecoderSpec, Mlp
 from pagoda.models.weights import WeightSource
 from pagoda.quant.format import Format, StoredTensor
@@ -173,7 +174,15 @@ def _facts(checkpoint: Checkpoint, spec: DecoderSpec, numerics: Numerics, listed
         work_bytes_per_token=_work_bytes(spec, build),
         eos_ids=_eos(checkpoint),
         parameters=sum(counts),
+        length_epochs=_length_epochs(spec),
     )
+
+
+def _length_epochs(spec: DecoderSpec) -> LengthEpochs | None:
+    scalings = [rope.scaling for rope in ropes_of(spec) if isinstance(rope.scaling, DynamicScaling | LongRopeScaling)]
+    if not scalings:
+        return None
+    return LengthEpochs(min(scaling.original for scaling in scalings), any(isinstance(s, DynamicScaling) for s in scalings))
 
 
 def _count(parameter: Parameter) -> int:

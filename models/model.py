@@ -14,6 +14,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class LengthEpochs:
+    """Of models whose angles follow a request's length: what was cached at one length cannot be used at another.
+
+    Attributes:
+        first: up to so many tokens nothing changes.
+        every: beyond, each length is an epoch of its own; otherwise all of them are one.
+    """
+
+    first: int
+    every: bool
+
+    def of(self, length: int) -> int:
+        """The epoch of a request of `length` tokens; keys and values may be kept within one."""
+        if length <= self.first:
+            return 0
+        return length if self.every else 1
+
+
+@dataclass(frozen=True)
 class ModelInputs:
     """One step, on the device. T tokens are padded to the step's bucket.
 
@@ -24,6 +43,7 @@ class ModelInputs:
         plans: what `Model.plan` returned for these groups.
         embeddings: (rows `[E]` int64, values `[E, width]`) that replace looked-up embeddings (media), or None.
         taps: layers whose hidden states are wanted.
+        lengths: `[T]` int64, any length within the epoch (`LengthEpochs`) of each token's request; None: the lengths in `groups` are.
     """
 
     token_ids: torch.Tensor
@@ -32,6 +52,7 @@ class ModelInputs:
     plans: tuple[Any, ...] = ()
     embeddings: tuple[torch.Tensor, torch.Tensor] | None = None
     taps: tuple[int, ...] = ()
+    lengths: torch.Tensor | None = None
 
 
 class ModelOutput:
@@ -55,6 +76,7 @@ class ModelFacts:
         caches: what each layer stores per token on one rank; None for layers that store nothing.
         weight_bytes: bytes of the packed weights of one rank; work_bytes_per_token: activations per token of a step.
         eos_ids: end tokens from config and generation config.
+        length_epochs: set where a request that grows must be computed anew.
     """
 
     architecture: str
@@ -67,6 +89,7 @@ class ModelFacts:
     eos_ids: tuple[int, ...] = ()
     parameters: int = 0
     tasks: tuple[str, ...] = field(default=("generate",))
+    length_epochs: LengthEpochs | None = None
 
 
 class Model(Protocol):

@@ -106,6 +106,7 @@ def _facts(
         weight_bytes=model.loaded.nbytes,
         kv_bytes=pages.nbytes,
         kernels=kernel_names(target.table),
+        length_epochs=model.facts.length_epochs,
     )
 
 

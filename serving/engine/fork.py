@@ -29,7 +29,8 @@ def fork_sequence(ledger: Ledger, parent: Sequence, token: int | None, at: int |
         tokens = np.append(tokens, np.int32(token))
     if len(tokens) >= parent.limit:
         raise RequestError(f"sequence {parent.index} has {len(tokens)} tokens of at most {parent.limit}: no room for a fork")
-    child = Sequence(request, request.born, tokens, parent.limit, digests=digests)
+    epoch = ledger.epoch(len(tokens))
+    child = Sequence(request, request.born, tokens, parent.limit, digests=digests if epoch == parent.epoch else [], epoch=epoch)
     request.born += 1
     request.sequences.append(child)
     request.unfinished += 1

@@ -10,6 +10,7 @@ from pagoda.hal.memory import MemoryKind
 from pagoda.models.model import Model, ModelInputs
 from pagoda.ops.attention import PagedBatch
 from pagoda.serving.engine.batch import StepBatch
+from pagoda.serving.engine.plan import Admission
 from pagoda.serving.engine.sampler import Sampled, Sampler
 
 
@@ -31,6 +32,14 @@ class Forward:
     def __init__(self, device: Device, model: Model, sampler: Sampler, slots: int) -> None:
         self.device, self.model, self.sampler = device, model, sampler
         self.last_tokens = device.memory.alloc(MemoryKind.WORK, (slots + 1,), torch.int64).zero_()
+        # Length of each slot's sequence when it began, for models whose angles follow it: any length within its epoch will do.
+        by_length = model.facts.length_epochs is not None
+        self._lengths = device.memory.alloc(MemoryKind.WORK, (slots + 1,), torch.int64).zero_() if by_length else None
+
+    def admit(self, admission: Admission) -> None:
+        """A sequence begins, or begins again."""
+        if self._lengths is not None:
+            self._lengths[admission.slot] = len(admission.prompt) + len(admission.output)
 
     def __call__(self, batch: StepBatch) -> StepTensors:
         groups = batch.groups()
@@ -44,7 +53,8 @@ class Forward:
         ids = views["token_ids"]
         token_ids = torch.where(ids < 0, self.last_tokens[views["token_slots"]], ids)
         positions = views["positions"]
-        inputs = ModelInputs(token_ids, positions[0] if len(positions) == 1 else positions, groups, plans)
+        lengths = self._lengths[views["token_slots"]] if self._lengths is not None else None
+        inputs = ModelInputs(token_ids, positions[0] if len(positions) == 1 else positions, groups, plans, lengths=lengths)
         return self.model.forward(inputs).hidden
 
     def logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor | None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
+from pagoda.models.model import LengthEpochs
 from pagoda.serving.engine.blocks import BlockPool
 from pagoda.serving.engine.groups import GroupRule
 from pagoda.serving.engine.plan import IntArray, RunnerFacts, StepPlan
@@ -31,6 +32,7 @@ class Ledger:
 
     def __init__(self, facts: RunnerFacts, max_num_seqs: int, policy: str, connector: CacheConnector | None = None) -> None:
         self.connector = connector
+        self.epochs: LengthEpochs | None = facts.length_epochs
         self.rules = tuple(GroupRule.of(group) for group in facts.groups)
         self.pool = BlockPool(facts.num_pages)
         self.slots = Slots(max_num_seqs, facts.max_model_len)
@@ -61,10 +63,18 @@ class Ledger:
         insort(self.running, sequence, key=self._key)
         self._order = None
 
+    def epoch(self, length: int) -> int:
+        """The epoch of a sequence of this length: 0 where the model has none."""
+        return self.epochs.of(length) if self.epochs is not None else 0
+
     def preempt(self, sequence: Sequence) -> None:
         """Back to the waiting ones, to be computed again; tokens that steps in flight give are kept."""
         self.counters["preemptions"] += 1
         self._say_preempted(sequence, self.counters["preemptions"])
+        self.restart(sequence)
+
+    def restart(self, sequence: Sequence) -> None:
+        """The same, for a sequence whose pages are of no more use, rather than wanted by others."""
         if sequence.request.beams is not None:
             sequence.request.beams.answers.pop(sequence, None)
         self._leave(sequence, State.PREEMPTING)
@@ -144,6 +154,9 @@ class Ledger:
             self.tables.release(sequence.slot)
             self.slots.give_back(sequence)
         if sequence.state is State.PREEMPTING:
+            epoch = self.epoch(len(sequence.tokens))
+            if epoch != sequence.epoch:
+                sequence.renew(epoch)
             self.waiting.push(sequence)
 
     def load(self, sequence: Sequence, job: PageJob) -> None:

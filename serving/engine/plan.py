@@ -138,6 +138,7 @@ class RunnerFacts:
         max_model_len, vocab_size, device: see `EngineFacts`.
         overlap: how many steps may be in flight (≥ 1).
         weight_bytes, kv_bytes: in use on rank 0. kernels: op → kernel names.
+        length_epochs: a `models.model.LengthEpochs` where a sequence that grows must be computed anew, or None.
     """
 
     groups: tuple[Any, ...]
@@ -149,3 +150,4 @@ class RunnerFacts:
     weight_bytes: int = 0
     kv_bytes: int = 0
     kernels: dict[str, str] = field(default_factory=dict)
+    length_epochs: Any = None

@@ -41,6 +41,8 @@ class Planner:
         slots, order = self._ledger.slots, self._ledger.order
         slots.drafted[order] = 0
         want = self._want(order)
+        if self._ledger.epochs is not None:
+            self._renew(order, want)
         rows = np.flatnonzero(want)
         chosen, counts = order[rows], want[rows]
         needs = self._ledger.tables.need(chosen, slots.computed[chosen] + counts)
@@ -51,6 +53,15 @@ class Planner:
             chosen, counts, needs = chosen[kept], counts[kept], needs[:, kept]
         self._ledger.tables.extend(chosen, needs)
         return chosen, counts
+
+    def _renew(self, order: IntArray, want: IntArray) -> None:
+        """Sequences that grew into another epoch of the model's lengths are computed again from their first token."""
+        for row in np.flatnonzero(want).tolist():
+            slot = int(order[row])
+            sequence = self._ledger.slots.sequence(slot)
+            if sequence.epoch != self._ledger.epoch(int(self._ledger.slots.total[slot])):
+                self._ledger.restart(sequence)
+                want[row] = 0
 
     def _with_drafts(self, speculator: Speculator, chosen: IntArray, counts: IntArray, needs: IntArray) -> tuple[IntArray, IntArray]:
         """Drafts take what budget and pages are left; nobody is preempted for them."""

@@ -123,6 +123,7 @@ class Runner:
         for admission in plan.admissions:
             self._slots.admit(admission)
             self._sampler.admit(admission)
+            self._forward.admit(admission)
         if self._slots.uses(plan.slots) & Use.BAD_WORDS:
             last = np.cumsum(plan.lengths) - 1
             self._slots.observe(plan.slots, plan.starts + plan.lengths - 1, plan.token_ids[last])

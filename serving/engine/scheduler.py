@@ -188,7 +188,8 @@ class Scheduler:
             request.params = replace(params, temperature=0.0, n=1, logprobs=min(search.looked_at, self._facts.vocab_size))
             request.beams = Beams(search, params.logprobs)
         prompt, count = as_tokens(source.prompt), request.params.n
-        request.sequences = [Sequence(request, index, prompt, limit, State.WAITING_SIBLING) for index in range(count)]
+        epoch = self._ledger.epoch(len(prompt))
+        request.sequences = [Sequence(request, index, prompt, limit, State.WAITING_SIBLING, epoch=epoch) for index in range(count)]
         request.born = request.unfinished = count
         return request
 

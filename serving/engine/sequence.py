@@ -70,6 +70,7 @@ class Sequence:
         tokens: prompt and output while it has no slot; the slots' arrays hold them while it has one.
         slot: its slot, or NO_SLOT.
         digests: the hash chain over its tokens, as far as it was needed.
+        epoch: of its length (`RunnerFacts.length_epochs`); what was computed in another one is not shared with it.
     """
 
     request: Request
@@ -79,6 +80,16 @@ class Sequence:
     state: State = State.WAITING
     slot: int = NO_SLOT
     digests: list[bytes] = field(default_factory=list)
+    epoch: int = 0
+
+    @property
+    def root(self) -> bytes:
+        """Start of its hash chain."""
+        return self.request.root + self.epoch.to_bytes(4, "little") if self.epoch else self.request.root
+
+    def renew(self, epoch: int) -> None:
+        """It has grown into another epoch: nothing that it had in pages is found again."""
+        self.epoch, self.digests = epoch, []
 
     @property
     def live(self) -> bool:

@@ -54,7 +54,7 @@ class StartFinder:
         if not self._caching or sequence.wants_prompt_logprobs:
             longest = 0
         if longest >= index.unit:
-            index.extend(sequence.digests, sequence.request.root, sequence.tokens)
+            index.extend(sequence.digests, sequence.root, sequence.tokens)
         hit = index.find(sequence.digests, longest)
         return Start(hit.length, hit.pages, (0,) * len(self._ledger.rules))
 
@@ -62,7 +62,7 @@ class StartFinder:
         """The running sibling with the longest common beginning, of at most all tokens but the last."""
         slots, best, length = self._ledger.slots, None, 0
         for sibling in sequence.request.sequences[:SIBLINGS]:
-            if sibling is sequence or sibling.state is not State.RUNNING:
+            if sibling is sequence or sibling.state is not State.RUNNING or sibling.epoch != sequence.epoch:
                 continue
             known = slots.tokens[sibling.slot, : slots.known[sibling.slot]]
             common = min(_common(sequence.tokens, known), len(sequence.tokens) - 1)

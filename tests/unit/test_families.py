@@ -113,19 +113,6 @@ def run_whole(folder: Path) -> torch.Tensor:
     return run.logits(run.step([(0, IDS)]).hidden)
 
 
-def test_growing_ropes_answer_like_cached_generation(tmp_path: Path) -> None:
-    """Dynamic NTK turns new keys by the longer base and leaves the old ones, in transformers' cache and in ours."""
-    model = make(tmp_path, "Llama", max_position_embeddings=24, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0})
-    asked = IDS[:20]
-    with torch.no_grad():
-        answer = model.generate(torch.tensor([asked]), max_new_tokens=12, min_new_tokens=12, do_sample=False, use_cache=True,
-                                return_dict_in_generate=True, output_logits=True)  # fmt: skip
-    run = DirectRun(load_model(describe(open_checkpoint(tmp_path), dtype="float32", table=TABLE), DEVICE, TABLE), DEVICE, 1, 64)
-    [(tokens, got)] = run.generate([asked], 12)
-    assert tokens == answer.sequences[0, len(asked) :].tolist()
-    assert compare_values("logits", got, torch.cat(answer.logits), Tolerance()).passed
-
-
 @pytest.mark.parametrize("case", ["llama", "qwen2", "gemma3", "phi3"])
 def test_older_spelling_of_the_configuration_reads_the_same(case: str, tmp_path: Path) -> None:
     name, values = CASES[case]
