@@ -81,7 +81,7 @@ class SequenceDelta:
 
 @dataclass(frozen=True)
 class RequestDelta:
-    """What one step gave one request.
+    """What a step gave one request, or several steps while its reader was busy.
 
     Attributes:
         finished: no further delta follows.

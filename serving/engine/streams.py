@@ -1,21 +1,19 @@
-"""The asyncio side of both clients: one queue a live request, filled by what the engine says, ended by its end."""
+"""The asyncio side of both clients: one mailbox a live request, filled by what the engine says, ended by its end."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from pagoda.hal.errors import EngineDeadError, PagodaError, RequestError
+from pagoda.serving.engine.mailbox import Mailbox
 from pagoda.serving.engine.messages import EngineRequest, RequestDelta, StepDeltas
-
-Item = RequestDelta | PagodaError
 
 
 class Streams:
     """All methods run in one asyncio loop."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, asyncio.Queue[Item]] = {}
+        self._boxes: dict[str, Mailbox] = {}
         self._dead: EngineDeadError | None = None
 
     def check(self) -> None:
@@ -28,42 +26,43 @@ class Streams:
     ) -> AsyncGenerator[RequestDelta, None]:
         """The deltas of one request, from `submit` to its end; leaving early aborts it."""
         self.check()
-        if request.request_id in self._queues:
+        if request.request_id in self._boxes:
             raise RequestError(f"request_id {request.request_id!r} is already running; live ids must differ", param="request_id")
-        queue = self._queues[request.request_id] = asyncio.Queue()
+        box = self._boxes[request.request_id] = Mailbox(request.request_id)
         ended = False
         try:
             submit(request)
             while not ended:
-                item = await queue.get()
-                ended = isinstance(item, PagodaError) or item.finished
-                if isinstance(item, PagodaError):
-                    raise item
-                yield item
+                delta = await box.take()
+                ended = delta.finished
+                yield delta
+        except PagodaError:
+            ended = True
+            raise
         finally:
-            del self._queues[request.request_id]
+            del self._boxes[request.request_id]
             if not ended and self._dead is None:
                 abort([request.request_id])
 
     def deliver(self, deltas: StepDeltas) -> None:
         """Hand each request its part; what belongs to streams that were left is dropped."""
-        for delta in deltas:
-            queue = self._queues.get(delta.request_id)
-            if queue is not None:
-                queue.put_nowait(delta)
+        boxes = self._boxes
+        for request_id, token in zip(deltas.request_ids, deltas.token_ids):
+            if request_id in boxes:
+                boxes[request_id].put(token)
+        for delta in deltas.others:
+            if delta.request_id in boxes:
+                boxes[delta.request_id].put(delta)
 
     def reject(self, request_id: str, error: PagodaError) -> None:
         """Its iterator raises the error."""
-        queue = self._queues.get(request_id)
-        if queue is not None:
-            queue.put_nowait(error)
+        if request_id in self._boxes:
+            self._boxes[request_id].fail(error)
 
     def fail(self, error: EngineDeadError) -> None:
         """Every iterator raises, now and later; only the first reason counts."""
         if self._dead is not None:
             return
         self._dead = error
-        for queue in self._queues.values():
-            while not queue.empty():
-                queue.get_nowait()
-            queue.put_nowait(EngineDeadError(str(error)))
+        for box in self._boxes.values():
+            box.fail(EngineDeadError(str(error)))

@@ -143,6 +143,7 @@ async def test_an_engine_that_dies_while_loading_is_noticed() -> None:
         await ZmqClient.start(_exiting)
 
 
+@pytest.mark.heavy
 async def test_ranks_in_processes_and_a_killed_one() -> None:
     client = await ZmqClient.start(partial(toy_engine, world=2))
     assert await ask(client, toy_request("a", PROMPT, 20)) == dense_greedy(ToyModel(), PROMPT, 20)
@@ -160,6 +161,7 @@ async def test_ranks_in_processes_and_a_killed_one() -> None:
     await client.close()
 
 
+@pytest.mark.heavy
 async def test_a_rank_killed_while_idle_ends_the_engine() -> None:
     client = await ZmqClient.start(partial(toy_engine, world=1))
     (rank,) = children(client.pid)
@@ -172,6 +174,7 @@ async def test_a_rank_killed_while_idle_ends_the_engine() -> None:
     await client.close()
 
 
+@pytest.mark.heavy
 def test_a_failing_rank_is_raised_at_start_and_leaves_no_orphan() -> None:
     executor = MultiprocExecutor(_rank_one_fails, 2)
     with pytest.raises(CapacityError, match="rank 1 has no room") as caught:
@@ -180,6 +183,7 @@ def test_a_failing_rank_is_raised_at_start_and_leaves_no_orphan() -> None:
     assert all(gone(pid) for pid in executor.pids)
 
 
+@pytest.mark.heavy
 def test_nobody_survives_a_killed_parent() -> None:
     script = f"""
 import asyncio, os, sys

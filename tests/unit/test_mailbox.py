@@ -1,0 +1,104 @@
+"""A reader that keeps up gets every delta as it came; one that does not gets the same content in fewer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagoda.hal.errors import EngineDeadError, RequestError
+from pagoda.serving.engine.mailbox import Mailbox, Piece, merge
+from pagoda.serving.engine.messages import FinishReason, RequestDelta, SequenceDelta, StepDeltas, TokenLogprobs
+from pagoda.serving.engine.streams import Streams
+from toy import toy_request
+
+
+def scored(token: int) -> TokenLogprobs:
+    return TokenLogprobs(token, -1.0, 1, (), ())
+
+
+def delta(index: int, *tokens: int, **facts: object) -> RequestDelta:
+    return RequestDelta("a", (SequenceDelta(index, tokens, tuple(map(scored, tokens))),), **facts)  # type: ignore[arg-type]
+
+
+pieces = st.one_of(st.integers(0, 9), st.builds(delta, st.just(0), st.integers(0, 9), st.integers(0, 9)))
+
+
+@given(st.lists(pieces, min_size=1, max_size=8), st.lists(st.integers(1, 3), min_size=8, max_size=8))
+def test_any_grouping_has_the_same_tokens(whole: list[Piece], cuts: list[int]) -> None:
+    def tokens(deltas: list[RequestDelta]) -> list[int]:
+        return [token for one in deltas for part in one.sequences for token in part.token_ids]
+
+    grouped, at = [], 0
+    for cut in cuts:
+        if whole[at : at + cut]:
+            grouped.append(merge("a", whole[at : at + cut]))
+        at += cut
+    assert tokens(grouped) == tokens([merge("a", [piece]) for piece in whole][: at or None])
+
+
+def test_what_is_said_once_is_kept_and_ends_are_the_last() -> None:
+    first = replace(delta(0, 5), cached_tokens=16, prompt_logprobs=(scored(1),))
+    last = RequestDelta(
+        "a", (SequenceDelta(0, (7,), (scored(7),), FinishReason.STOP, 7), SequenceDelta(1, (), None, FinishReason.ABORT)), True
+    )
+    merged = merge("a", [first, delta(1, 8), last])
+    assert (merged.cached_tokens, merged.prompt_logprobs, merged.finished) == (16, (scored(1),), True)
+    zero, one = merged.sequences
+    assert zero == SequenceDelta(0, (5, 7), (scored(5), scored(7)), FinishReason.STOP, 7)
+    assert (one.token_ids, one.finish_reason, one.logprobs) == ((8,), FinishReason.ABORT, (scored(8),))
+    failed = merge("a", [3, RequestDelta("a", (SequenceDelta(0, (), finish_reason=FinishReason.ERROR),), True, error="why")])
+    assert failed.error == "why" and failed.sequences[0].token_ids == (3,) and failed.sequences[0].finish_reason is FinishReason.ERROR
+
+
+async def test_a_reader_that_keeps_up_gets_each_and_waits_in_between() -> None:
+    box, got = Mailbox("a"), []
+
+    async def read() -> None:
+        for _ in range(3):
+            got.append((await box.take()).sequences[0].token_ids)
+
+    reader = asyncio.create_task(read())
+    for token in range(3):
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        box.put(token)
+    await reader
+    assert got == [(0,), (1,), (2,)]
+    box.put(3)
+    box.put(4)
+    assert (await box.take()).sequences[0].token_ids == (3, 4)
+    box.put(5)
+    box.fail(EngineDeadError("gone"))
+    with pytest.raises(EngineDeadError, match="gone"):
+        await box.take()
+
+
+async def test_streams_route_reject_abort_and_fail() -> None:
+    streams, submitted, aborted = Streams(), [], []
+    one, two, three = (streams.generate(toy_request(name, [3]), submitted.append, aborted.extend) for name in "abc")
+    waits = [asyncio.create_task(anext(stream)) for stream in (one, two, three)]
+    await asyncio.sleep(0)
+    assert [request.request_id for request in submitted] == ["a", "b", "c"]
+    with pytest.raises(RequestError, match="already running"):
+        await anext(streams.generate(toy_request("a", [3]), submitted.append, aborted.extend))
+    streams.deliver(StepDeltas(["a", "gone"], [4, 5], [RequestDelta("b", (), finished=True), RequestDelta("gone", ())]))
+    streams.reject("c", RequestError("too long", param="prompt"))
+    assert (await waits[0]).sequences[0].token_ids == (4,) and (await waits[1]).finished
+    with pytest.raises(RequestError, match="too long"):
+        await waits[2]
+    assert [item async for item in two] == [] and aborted == []
+    await one.aclose()
+    assert aborted == ["a"]
+    last = streams.generate(toy_request("d", [3]), submitted.append, aborted.extend)
+    wait = asyncio.create_task(anext(last))
+    await asyncio.sleep(0)
+    streams.fail(EngineDeadError("killed"))
+    streams.fail(EngineDeadError("later"))
+    with pytest.raises(EngineDeadError, match="killed"):
+        await wait
+    with pytest.raises(EngineDeadError, match="killed"):
+        await anext(streams.generate(toy_request("e", [3]), submitted.append, aborted.extend))
+    assert aborted == ["a"]
