@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -40,6 +41,17 @@ def test_generate_reads_standard_input_and_chats(model: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n")
     assert "tokens/s" not in done.stderr
+
+
+@pytest.mark.heavy
+def test_an_interrupt_ends_generate_at_once() -> None:
+    command = [*COMMAND, "generate", "Once upon a time", "--max-tokens", "4000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        first = process.stdout.read(4)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and len(first + rest) < 3000 and "Traceback" not in errors
 
 
 @pytest.mark.heavy

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pagoda import LLM, AsyncLLM, SamplingParams
@@ -81,6 +82,14 @@ async def test_async_streams_side_by_side() -> None:
                 break
             await asyncio.sleep(0.05)
         assert (stats.running, stats.pages_used) == (0, 0)
+
+
+def test_ranks_are_processes_that_end_with_the_engine() -> None:
+    with LLM(tensor_parallel_size=3, max_model_len=128, max_num_seqs=4, kv_cache_memory_bytes=2**28) as llm:
+        assert llm.generate("The capital of France is", GREEDY)[0].outputs[0].text.startswith(" Paris")
+        ranks = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+        assert len(ranks) >= 3
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
 
 
 @pytest.mark.parametrize("ending", ["", "llm.close()", "raise SystemExit(0)"])
