@@ -12,6 +12,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -121,6 +122,8 @@ class Server:
             await asyncio.gather(*tasks, stop, return_exceptions=True)
             await self._service.client.close()
             self._service.close()
+            if self._service.config.uds:
+                Path(self._service.config.uds).unlink(missing_ok=True)
         return 1 if self._service.dead is not None else 0
 
     async def _wind_down(self, http: asyncio.Future[None]) -> None:
@@ -196,6 +199,8 @@ def set_up_logging(config: ServerConfig) -> None:
     logging.basicConfig(
         level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", datefmt="%H:%M:%S"
     )
+    if config.log_level != "debug":
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it tells every start and stop
 
 
 def run_loop(main: Callable[[], Coroutine[Any, Any, int]]) -> int:

@@ -118,11 +118,12 @@ class Service:
 
     def _admit(self, request: EngineRequest) -> None:
         self.check_open()
+        # an empty queue takes any request, or a large one would never be served
         for limit, asked, waiting, unit in (
             (self.config.max_num_queued_reqs, 1, len(self._queued), "requests"),
             (self.config.max_num_queued_tokens, len(request.prompt), sum(self._queued.values()), "prompt tokens"),
         ):
-            if limit is not None and waiting + asked > limit:
+            if limit is not None and 0 < waiting > limit - asked:
                 self.metrics.rejected()
                 raise OverloadedError(
                     f"the queue holds {waiting} {unit}, this request brings {asked}, the limit is {limit}; try again later",

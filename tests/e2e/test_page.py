@@ -128,3 +128,17 @@ def test_every_control_has_a_name(browser):
                 assert control.accessible_name.strip(), control.get_attribute("outerHTML")
         browser.find_element(By.ID, "theme").click()
         assert browser.execute_script("return document.documentElement.dataset.theme") in ("dark", "light")
+
+
+@pytest.mark.heavy
+def test_the_default_model_answers_on_the_page(browser, server):
+    browser.get(server.where + "/")
+    until(lambda: "smollm2" in browser.find_element(By.ID, "model").text, "the model's name")
+    browser.execute_script(
+        "const t = document.getElementById('temperature'); t.value = 0; t.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    say(browser, "What is the capital of France? Answer in one short sentence.")
+    until(lambda: answer(browser) and not working(browser), "an answer", 60)
+    assert "Paris" in answer(browser)
+    until(lambda: number(browser, "run") == 0, "an idle server")
+    assert errors_of(browser) == []

@@ -1,5 +1,6 @@
 """A server process over the toy engine: start, listening addresses, TLS, drain, abort, and the engine's death."""
 
+import os
 import signal
 import socket
 import ssl
@@ -118,6 +119,7 @@ def test_unix_socket(tmp_path):
             ServerProcess.toy(uds=path)
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
+        assert not os.path.exists(path)
 
 
 def test_a_port_in_use_is_a_clear_error():

@@ -48,6 +48,7 @@ class ServerProcess:
                 return match["where"]
         self.process.wait()
         self._reader.join(5)
+        self._close_pipes()
         raise RuntimeError(f"the server ended with {self.process.returncode}: {''.join(self.errors)}")
 
     def signal(self, number: int) -> None:
@@ -65,6 +66,9 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.wait()
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
         for pipe in (self.process.stdout, self.process.stderr):
             assert pipe
             pipe.close()

@@ -152,9 +152,10 @@ async def test_full_queue():
 
 
 async def test_full_queue_by_tokens():
-    async with toy_server(max_num_queued_tokens=10) as toy:
-        assert (await toy.complete("a" * 9)).status_code == 200
-        assert (await toy.complete("a" * 10)).status_code == 503
+    async with toy_server(ToyEngine(delay=0.2), max_num_queued_tokens=30) as toy:
+        replies = await asyncio.gather(*(toy.complete("a" * 14, max_tokens=1) for _ in range(4)))
+        assert sorted(reply.status_code for reply in replies) == [200, 200, 503, 503]
+        assert (await toy.complete("a" * 100, max_tokens=1)).status_code == 200
 
 
 async def test_a_dead_engine_answers_everybody(toy):
