@@ -84,10 +84,14 @@ class Runner:
             return self._copier.start(self._stream, plan, batch.samples, sampled, asked, prompts)
 
     def warm_up(self) -> None:
-        """Make the decode steps of every bucket replayable, greedy and sampled, before the first request; nothing on eager devices."""
-        for params in (SamplingParams(temperature=0), SamplingParams(seed=0)):
-            for rows in self._captured.row_buckets(self.limits.max_num_seqs):
-                self.run(self._dummy(min(rows, self.limits.max_num_seqs), params))
+        """Before the first request: the largest prompt step, so that what it needs is there, and the decode steps of every bucket,
+        greedy and sampled. Nothing on devices that run steps as they are, where a first step costs no more than a later one."""
+        buckets = self._captured.row_buckets(self.limits.max_num_seqs)
+        longest = min(self.limits.max_num_batched_tokens, self.limits.max_model_len)
+        for params in (SamplingParams(temperature=0), SamplingParams(seed=0)) if buckets else ():
+            self.run(self._dummy(1, longest, params))
+            for rows in buckets:
+                self.run(self._dummy(min(rows, self.limits.max_num_seqs), 1, params))
 
     def run(self, plan: StepPlan) -> StepResult:
         """Start a step and wait for it."""
@@ -140,13 +144,13 @@ class Runner:
         tensors = self._forward(batch)
         return tensors.sampled, self._prompt_logprobs(plan, tensors.hidden)
 
-    def _dummy(self, rows: int, params: SamplingParams) -> StepPlan:
-        """A decode step of so many rows that reads and writes page 0."""
+    def _dummy(self, rows: int, length: int, params: SamplingParams) -> StepPlan:
+        """A step of so many rows of `length` tokens that reads and writes page 0."""
         ones, zeros = np.ones(rows, np.int32), np.zeros(rows, np.int32)
-        tables = tuple(np.zeros((rows, 1), np.int32) for _ in self.pages.page_sizes)
-        slots = np.arange(rows, dtype=np.int32)
+        tables = tuple(np.zeros((rows, -(-length // size)), np.int32) for size in self.pages.page_sizes)
+        slots, ids = np.arange(rows, dtype=np.int32), np.zeros(rows * length, np.int32)
         admissions = tuple(Admission(slot, params, (0,)) for slot in range(rows))
-        return StepPlan(0, slots, zeros, ones, zeros, tables, ones > 0, zeros > 0, zeros, admissions)
+        return StepPlan(0, slots, zeros, ones * length, ids, tables, ones > 0, zeros > 0, zeros, admissions)
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> tuple[PromptLogprobs, ...]:
         rows = self._slots.rows_with(plan.slots, Use.PROMPT_LOGPROBS)
