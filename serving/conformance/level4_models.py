@@ -70,7 +70,8 @@ def _against_reference(target: Target, config: Mapping[str, Any], dtype: str) ->
 
 def _without_choices(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Every expert for every token: in a narrow dtype a near tie between two experts would decide about everything after it."""
-    return {**config, "num_experts_per_tok": config["num_local_experts"]} if "num_local_experts" in config else config
+    total = config.get("num_local_experts", config.get("num_experts"))
+    return config if total is None else {**config, "num_experts_per_tok": total}
 
 
 def _narrow(portable: Generated, wanted: Generated) -> Tolerance:

@@ -12,6 +12,9 @@ def test_checks_become_tests_only_when_asked(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     plain = subprocess.run(command, capture_output=True, text=True, check=False)
     assert plain.returncode == 0 and "1 passed" in plain.stdout, plain.stdout
-    asked = [*command, "--pagoda-device", "cpu", "--pagoda-level", "2"]
+    asked = [*command, "--pagoda-device", "cpu", "--pagoda-level", "2", "-v"]
     result = subprocess.run(asked, capture_output=True, text=True, check=False)
-    assert result.returncode == 0 and "10 passed, 1 skipped" in result.stdout, result.stdout + result.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
+    tests = [line for line in result.stdout.splitlines() if "graphs: " in line]
+    assert len(tests) > 8 and sum("PASSED" in line for line in tests) == len(tests) - 1, "one check is not claimed, all others pass"
+    assert "SKIPPED" in next(line for line in tests if "captured or traced" in line)
