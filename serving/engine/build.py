@@ -56,9 +56,9 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     target = open_target(config, topology.rank)
     if target.sharing > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // target.sharing))
-    sizes = size(config, target, describe_model(config, target, topology.rank))
-    device, facts = target.device, sizes.description.facts
-    communicator = device.communicator(topology) if topology.world > 1 else None
+    device, description = target.device, describe_model(config, target, topology.rank)
+    communicator = device.communicator(topology) if topology.world > 1 else None  # first, since it takes memory
+    sizes, facts = size(config, target, description), description.facts
     num_pages = _smallest(communicator, device, sizes.num_pages)
     max_model_len = _smallest(communicator, device, sizes.max_model_len)
     load = partial(load_model, sizes.description, device, target.table, communicator, config.seed)

@@ -119,6 +119,15 @@ class Runner:
         self.pages.bind(self._forward.model)
         self.device.synchronize()
 
+    def close(self) -> None:
+        """Give the device's memory back; nothing may be called afterwards."""
+        self.device.synchronize()
+        self._captured.clear()
+        memory = self.device.memory
+        vars(self).clear()
+        gc.collect()
+        memory.trim()
+
     def memory(self) -> dict[str, int]:
         """Bytes in use by purpose."""
         return dict(self.device.memory.stats().used)

@@ -206,3 +206,12 @@ def test_a_step_allocates_nothing_that_stays() -> None:
     before = made.memory()
     hand.generate(sequence, 8)
     assert made.memory() == before and VOCAB and GREEDY.greedy
+
+
+def test_a_closed_runner_gives_its_memory_back(device: str) -> None:
+    made = runner(device)
+    Hand(made).generate(Hand(made).sequence(0, PROMPT), 2)
+    memory = made.device.memory
+    assert memory.stats().used["kv"] > 0 and memory.stats().used["work"] > 0
+    made.close()
+    assert memory.stats().used == {"weights": 0, "kv": 0, "work": 0}

@@ -94,6 +94,9 @@ class Worker:
         while (job := self._jobs.get()) is not None:
             job()
         self._waits.put(None)
+        self._waiter.join()
+        if self._runner is not None and self._broken is None:
+            self._runner.close()
         self._runner = None
 
     def _wait(self) -> None:
