@@ -28,14 +28,14 @@ class CpuBackend:
 
     def open(self, index: int = 0) -> Device:
         import torch  # here and not above: a probe must stay light
-        from pagoda.backends.torch_host.device import HostDevice
+        from pagoda.backends.cpu.device import open_device
 
         if index != 0:
             raise DeviceError(f"cpu device {index} was asked for; there is one, number 0")
         info = self.describe()
         if torch.get_num_threads() > info.limits.max_threads:
             torch.set_num_threads(info.limits.max_threads)  # torch does not see the quota of a control group
-        return HostDevice(info, machine.available_bytes)
+        return open_device(info)
 
     def describe(self, model: str | None = None) -> DeviceInfo:
         if model not in (None, "cpu"):

@@ -113,7 +113,9 @@ class NativeMoeMlp(PlainKernel):
         total = torch.zeros(x.shape, dtype=torch.float32)
         order = ids.flatten().argsort(stable=True)
         tokens, shares = order // self.facts.top_k, weights.flatten()[order].unsqueeze(1).float()
-        counts = torch.bincount(ids.flatten(), minlength=self.facts.experts).tolist()
+        found = torch.bincount(ids.flatten(), minlength=self.facts.experts)
+        assert found.sum().item() == ids.numel()  # `item` and not `tolist` alone: a recorder of steps sees that a value is looked at
+        counts = found.tolist()
         start = sum(counts[: self.facts.first])
         for expert in range(self._local):
             count = counts[self.facts.first + expert]

@@ -211,13 +211,15 @@ class NativeWriteKv(_PagedKernel):
 
 
 class StepArgs:
-    """A step's lengths and tables as one structure; `batch` keeps the memory."""
+    """A step's lengths and tables as one structure; `batch` keeps the memory of what it points to."""
 
-    __slots__ = ("args", "batch", "handle")
+    __slots__ = ("args", "batch", "handle", "memory")
 
     def __init__(self) -> None:
-        self.args = BatchArgs()
-        self.handle = ctypes.addressof(self.args)
+        # torch's memory, so that a recorded step keeps it as it keeps all tensors that were made in it.
+        self.memory = torch.empty(ctypes.sizeof(BatchArgs), dtype=torch.uint8)
+        self.handle = self.memory.data_ptr()
+        self.args = BatchArgs.from_address(self.handle)
 
     def set(self, batch: PagedBatch) -> StepArgs:
         self.batch = batch

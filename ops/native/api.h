@@ -69,4 +69,12 @@ struct PgTable {
   int64_t (*quant_bytes)(const PgQuant*);
   void (*quant_pack)(const PgQuant*, const void* blocks, int64_t row_bytes, void* packed);
   void (*quant_gemm)(const PgQuant*, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads);
+  // The one function that is the same for all instruction sets; `table` gives it exponentials and maxima.
+  void (*sample)(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width, const float* temperature,
+                 const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed, const int64_t* position, int64_t* out,
+                 int threads);
 };
+
+void pg_sample(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width, const float* temperature,
+               const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed, const int64_t* position, int64_t* out,
+               int threads);

@@ -1,7 +1,12 @@
-// Which instruction sets this library holds, and which of them this processor has. Compiled for the baseline.
+// Which instruction sets this library holds, which of them this processor has, and programs: kernel calls recorded to run again.
+// Compiled for the baseline.
 #include <cstring>
+#include <functional>
+#include <vector>
 
 #include "api.h"
+
+#define PG_EXPORT extern "C" __attribute__((visibility("default")))
 
 extern const PgTable pg_table_baseline;
 #if defined(__x86_64__)
@@ -10,36 +15,97 @@ extern const PgTable pg_table_avx2, pg_table_avx512, pg_table_avx512bf16;
 
 namespace {
 
-struct Offer {
-  const PgTable* table;
-  bool here;
+// Best first.
+const PgTable* const TABLES[] = {
+#if defined(__x86_64__)
+    &pg_table_avx512bf16, &pg_table_avx512, &pg_table_avx2,
+#endif
+    &pg_table_baseline,
 };
+constexpr int COUNT = sizeof TABLES / sizeof *TABLES;
 
-int offers(Offer* out) {
-  int count = 0;
+bool here(int index) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                 __builtin_cpu_supports("avx512dq");
-  out[count++] = {&pg_table_avx512bf16, avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")};
-  out[count++] = {&pg_table_avx512, avx512};
-  out[count++] = {&pg_table_avx2, avx2};
+  if (index == 0) return avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+  if (index == 1) return avx512;
+  if (index == 2) return avx2;
 #endif
-  out[count++] = {&pg_table_baseline, true};
-  return count;
+  return true;
+}
+
+typedef std::vector<std::function<void()>> Program;
+
+// The program that this thread's calls are written into, while they also run.
+thread_local Program* recording = nullptr;
+
+template <int TABLE, auto MEMBER, class TYPE = decltype(MEMBER)>
+struct Recorded;
+
+template <int TABLE, auto MEMBER, class... A>
+struct Recorded<TABLE, MEMBER, void (*PgTable::*)(A...)> {
+  static void call(A... arguments) {
+    auto kernel = TABLES[TABLE]->*MEMBER;
+    Program* program = recording;
+    if (program) program->emplace_back([=] { kernel(arguments...); });
+    recording = nullptr;  // what a kernel calls is part of it
+    kernel(arguments...);
+    recording = program;
+  }
+};
+
+// The kernels of a table, recorded where a program asks for it.
+template <int TABLE>
+const PgTable* recorded() {
+  static const PgTable table = [] {
+    PgTable t = *TABLES[TABLE];
+    t.gemm = Recorded<TABLE, &PgTable::gemm>::call;
+    t.attention = Recorded<TABLE, &PgTable::attention>::call;
+    t.write_kv = Recorded<TABLE, &PgTable::write_kv>::call;
+    t.rope = Recorded<TABLE, &PgTable::rope>::call;
+    t.rms_norm = Recorded<TABLE, &PgTable::rms_norm>::call;
+    t.activation = Recorded<TABLE, &PgTable::activation>::call;
+    t.argmax = Recorded<TABLE, &PgTable::argmax>::call;
+    t.quant_gemm = Recorded<TABLE, &PgTable::quant_gemm>::call;
+    t.sample = Recorded<TABLE, &PgTable::sample>::call;
+    return t;
+  }();
+  return &table;
+}
+
+const PgTable* table_of(int index) {
+  switch (index) {
+    case 0: return recorded<0>();
+#if defined(__x86_64__)
+    case 1: return recorded<1>();
+    case 2: return recorded<2>();
+    case 3: return recorded<3>();
+#endif
+  }
+  return nullptr;
 }
 
 }  // namespace
 
-extern "C" {
-
 // Kernels for the instruction set `name`, or for the best one when null; null where the processor or the library lacks it.
-__attribute__((visibility("default"))) const PgTable* pg_table(const char* name) {
-  Offer all[4];
-  int count = offers(all);
-  for (int i = 0; i < count; i++)
-    if (all[i].here && (!name || !strcmp(name, all[i].table->name))) return all[i].table;
+PG_EXPORT const PgTable* pg_table(const char* name) {
+  for (int i = 0; i < COUNT; i++)
+    if (here(i) && (!name || !strcmp(name, TABLES[i]->name))) return table_of(i);
   return nullptr;
 }
+
+// From now on this thread's calls are also written into a new program, until `pg_stop`.
+PG_EXPORT void* pg_record() { return recording = new Program; }
+PG_EXPORT void pg_stop() { recording = nullptr; }
+PG_EXPORT int64_t pg_length(const void* program) { return (int64_t)((const Program*)program)->size(); }
+
+// Runs the calls [first, last) of a program again, with the arguments that they had.
+PG_EXPORT void pg_replay(const void* program, int64_t first, int64_t last) {
+  const Program& calls = *(const Program*)program;
+  for (int64_t i = first; i < last; i++) calls[i]();
 }
+
+PG_EXPORT void pg_free(void* program) { delete (Program*)program; }

@@ -83,6 +83,7 @@ _FUNCTIONS: dict[str, Any] = {
     "quant_bytes": CFUNCTYPE(_N, _P),
     "quant_pack": CFUNCTYPE(None, _P, _P, _N, _P),
     "quant_gemm": CFUNCTYPE(None, _P, _P, _N, _N, _P, _N, c_int),
+    "sample": CFUNCTYPE(None, _P, _P, _N, c_int, _N, _N, _P, _P, _P, _P, _P, _P, _P, c_int),
 }
 """Members of `PgTable` after its name, in order; their arguments are described in `api.h`."""
 
@@ -97,7 +98,6 @@ class Native:
     Attributes:
         isa: name of the instruction set.
         table: address of the kernels' table.
-        sample: `pg_sample`.
     """
 
     def __init__(self, library: ctypes.CDLL, table: Any) -> None:
@@ -105,12 +105,39 @@ class Native:
         self.table = ctypes.addressof(table.contents)
         for name, kind in _FUNCTIONS.items():
             setattr(self, name, kind(getattr(table.contents, name)))
-        self.sample: Any = library.pg_sample
-        self.sample.argtypes = (_P, _P, _N, c_int, _N, _N, _P, _P, _P, _P, _P, _P, _P, c_int)
-        self.sample.restype = None
+        self._library = library
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
+
+
+class Program:
+    """Kernel calls of one thread, recorded while they ran: `with Program() as program: …`, then `program.replay(first, last)`.
+
+    Only addresses are kept: what they point to must stay where it is.
+    """
+
+    def __init__(self) -> None:
+        self._library = _open()
+        self._handle = c_void_p()
+
+    def __enter__(self) -> Program:
+        self._handle = c_void_p(self._library.pg_record())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._library.pg_stop()
+
+    def __len__(self) -> int:
+        return int(self._library.pg_length(self._handle))
+
+    def replay(self, first: int, last: int) -> None:
+        """Run the calls [first, last) again."""
+        self._library.pg_replay(self._handle, first, last)
+
+    def __del__(self) -> None:
+        if self._handle:
+            self._library.pg_free(self._handle)
 
 
 ISAS = ("avx512bf16", "avx512", "avx2", "baseline")
@@ -125,22 +152,32 @@ def load(isa: str | None = None) -> Native:
     reason = available()
     if reason is not None:
         raise DeviceError(f"native kernels were asked for, but {reason}")
-    library = ctypes.CDLL(str(_path()))
-    library.pg_table.argtypes = (c_char_p,)
-    library.pg_table.restype = POINTER(_Table)
+    library = _open()
     table = library.pg_table(isa.encode() if isa else None)
     if not table:
-        raise DeviceError(
-            f"native kernels for {isa} were asked for; the processor or the library lacks it, there are {', '.join(here(library))}"
-        )
+        raise DeviceError(f"native kernels for {isa} were asked for; the processor or the library lacks it, there are {', '.join(here())}")
     return Native(library, table)
 
 
-def here(library: ctypes.CDLL | None = None) -> tuple[str, ...]:
+def here() -> tuple[str, ...]:
     """Instruction sets that this processor and the library have, best first; empty without the library."""
     if available() is not None:
         return ()
-    library = library or ctypes.CDLL(str(_path()))
-    library.pg_table.argtypes = (c_char_p,)
-    library.pg_table.restype = POINTER(_Table)
+    library = _open()
     return tuple(isa for isa in ISAS if library.pg_table(isa.encode()))
+
+
+@cache
+def _open() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_path()))
+    for name, result, arguments in (
+        ("pg_table", POINTER(_Table), (c_char_p,)),
+        ("pg_record", c_void_p, ()),
+        ("pg_stop", None, ()),
+        ("pg_length", _N, (_P,)),
+        ("pg_replay", None, (_P, _N, _N)),
+        ("pg_free", None, (_P,)),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library

@@ -114,7 +114,7 @@ int64_t filtered(const Row& row, int32_t top_k, float top_p, float min_p, double
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) void pg_sample(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width,
+void pg_sample(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width,
                           const float* temperature, const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed,
                           const int64_t* position, int64_t* out, int threads) {
   int64_t size = type == PG_F32 ? 4 : 2;

@@ -69,7 +69,10 @@ class CapturedSteps:
     def row_buckets(self, most: int) -> tuple[int, ...]:
         """Sizes of decode steps up to `most` rows, largest first: later captures then fit into the memory of earlier ones."""
         policy = self._policy
-        return () if policy.mode == "eager" else tuple(sorted({policy.row_bucket(rows) for rows in range(1, most + 1)}, reverse=True))
+        if policy.mode == "eager":
+            return ()
+        used = {policy.row_bucket(rows) for rows in range(1, most + 1)}
+        return tuple(sorted(used & set(policy.row_buckets), reverse=True))
 
     def __call__(self, batch: StepBatch, generation: int) -> Sampled:
         """Run a padded step. `generation` changes when the step's buffers moved."""

@@ -1,0 +1,25 @@
+"""The opened CPU: a host device whose decode steps are recorded where the native kernels are there."""
+
+from __future__ import annotations
+
+from pagoda.backends.cpu.graphs import RecordedGraphs
+from pagoda.backends.torch_host import machine
+from pagoda.backends.torch_host.device import HostDevice
+from pagoda.backends.torch_host.graphs import EagerGraphs
+from pagoda.hal.comm import Communicator, Topology
+from pagoda.hal.info import DeviceInfo
+from pagoda.ops.native.library import available
+
+
+class CpuDevice(HostDevice):
+    """`HostDevice` with recorded steps."""
+
+    def communicator(self, topology: Topology) -> Communicator:
+        # Collectives are no calls that a recorder could see: ranks of a group run their steps as they are.
+        self.graphs = EagerGraphs()
+        return super().communicator(topology)
+
+
+def open_device(info: DeviceInfo) -> CpuDevice:
+    """The CPU that `info` describes."""
+    return CpuDevice(info, machine.available_bytes, RecordedGraphs() if available() is None else None)
