@@ -56,8 +56,8 @@ class RecordedReplay:
             self._outputs = fn(*inputs)
         recorder.cut()
         self._steps = recorder.steps
-        # Addresses are all that native calls keep.
-        self._kept = recorder.kept
+        # Addresses are all that native calls keep: the rest is kept here, with what the step itself holds.
+        self._kept = (fn, inputs, recorder.kept)
         self.nbytes = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in recorder.made}.values())
 
     def __call__(self) -> Any:
