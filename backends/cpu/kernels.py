@@ -12,7 +12,13 @@ from pagoda.ops.native.library import QUANT_KINDS, TYPES, available
 
 _NATIVE = "pagoda.backends.cpu.kernels_native:"
 _MORE = "pagoda.backends.cpu.kernels_more:"
+<<<<<<< HEAD
 _EXPERTS = "pagoda.backends.cpu.kernels_moe_gguf:"
+=======
+_WIDE_ARCHS = frozenset({"x86-64-avx2", "x86-64-avx512", "x86-64-avx512vnni", "x86-64-avx512bf16", "x86-64-amx"})
+"""Architectures whose vectors the products were written for; elsewhere torch's own are better."""
+
+>>>>>>> cfe9af7 (CPU attention finds its pages without a division a key; lab log and design note of the primitives; native products where vectors are wide)
 _DOT_ARCHS = frozenset({"x86-64-avx512bf16", "x86-64-amx"})
 """Architectures that multiply bfloat16 pairs, and are sure to have AVX-512."""
 
@@ -23,11 +29,16 @@ _CLAIMS = frozenset({"batch_invariant", "capturable"})
 def cpu_kernels() -> tuple[Kernel, ...]:
     """All of them; those that need the native library say so where it is absent."""
     return (
-        replace(_native("gemm", "NativeGemm", _pairs("in_features")), packed_bytes=_gemm_bytes),
+        replace(_native("gemm", "NativeGemm", _pairs("in_features")), needs=_needs(_WIDE_ARCHS), packed_bytes=_gemm_bytes),
         _blocks_kernel(),
+<<<<<<< HEAD
         _more("gemm_gguf", "native_decoded", "NativeGemmGgufDecoded", _gemm_bytes, _pairs("in_features")),
         _more("moe_mlp", "native_grouped", "NativeMoeMlp", _moe_bytes, _pairs("width"), _pairs("hidden")),
         *_expert_block_kernels(),
+=======
+        _decoded_kernel(),
+        _experts_kernel(),
+>>>>>>> cfe9af7 (CPU attention finds its pages without a division a key; lab log and design note of the primitives; native products where vectors are wide)
         _native("rms_norm", "NativeRmsNorm"),
         _native("add_rms_norm", "NativeAddRmsNorm"),
         _native("activation", "NativeActivation"),
@@ -39,26 +50,34 @@ def cpu_kernels() -> tuple[Kernel, ...]:
     )
 
 
+def _needs(archs: frozenset[str] = frozenset()) -> Needs:
+    return Needs(archs=archs, dtypes=frozenset(TYPES))
+
+
 def _native(op: str, implementation: str, *questions: _Question) -> Kernel:
     def accepts(facts: Any) -> Reason | None:
         return next((reason for ask in (lambda _: available(), *questions) if (reason := ask(facts))), None)
 
-    return Kernel(op, "native", _NATIVE + implementation, Needs(dtypes=frozenset(TYPES)), accepts, rank=10.0, claims=_CLAIMS)
-
-
-def _more(
-    op: str, name: str, implementation: str, packed_bytes: Callable[[Any], int], *questions: Callable[[Any], Reason | None]
-) -> Kernel:
-    kernel = _native(op, implementation, *questions)
-    return replace(
-        kernel, name=name, implementation=_MORE + implementation, packed_bytes=packed_bytes, claims=frozenset({"batch_invariant"})
-    )
+    return Kernel(op, "native", _NATIVE + implementation, _needs(), accepts, rank=10.0, claims=_CLAIMS)
 
 
 def _blocks_kernel() -> Kernel:
     needs = Needs(archs=_DOT_ARCHS, dtypes=frozenset({"bfloat16"}), facts={"kind": tuple(QUANT_KINDS)})
-    kernel = _more("gemm_gguf", "native", "NativeGemmGguf", _block_bytes)
-    return replace(kernel, needs=needs, rank=20.0)
+    path = _MORE + "NativeGemmGguf"
+    return replace(_native("gemm_gguf", ""), implementation=path, needs=needs, rank=20.0, packed_bytes=_block_bytes)
+
+
+def _decoded_kernel() -> Kernel:
+    kernel = _native("gemm_gguf", "", _pairs("in_features"))
+    path = _MORE + "NativeGemmGgufDecoded"
+    return replace(kernel, name="native_decoded", implementation=path, needs=_needs(_WIDE_ARCHS), packed_bytes=_gemm_bytes)
+
+
+def _experts_kernel() -> Kernel:
+    kernel = _native("moe_mlp", "", _pairs("width"), _pairs("hidden"))
+    # It looks at which experts were chosen, so it cannot be captured.
+    claims = frozenset({"batch_invariant"})
+    return replace(kernel, name="native_grouped", implementation=_MORE + "NativeMoeMlp", packed_bytes=_moe_bytes, claims=claims)
 
 
 def _expert_block_kernels() -> tuple[Kernel, Kernel]:

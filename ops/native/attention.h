@@ -235,11 +235,12 @@ struct Attention {
   // Row addresses of keys [low, high) of a request.
   void rows_of(const Task& t, int64_t low, int64_t high, const T** k, const T** v) const {
     const int32_t* table = batch->table + t.request * batch->table_stride;
-    int64_t size = s.f->page_size;
-    for (int64_t j = low; j < high; j++) {
-      int64_t page = table[j / size], offset = j % size;
-      k[j - low] = (const T*)pages->k + page * pages->k_page + offset * pages->k_token + t.head * pages->k_head;
-      v[j - low] = (const T*)pages->v + page * pages->v_page + offset * pages->v_token + t.head * pages->v_head;
+    int64_t size = s.f->page_size, entry = low / size, offset = low % size;
+    for (int64_t j = low; j < high; entry++, offset = 0) {
+      const T* k_row = (const T*)pages->k + table[entry] * pages->k_page + offset * pages->k_token + t.head * pages->k_head;
+      const T* v_row = (const T*)pages->v + table[entry] * pages->v_page + offset * pages->v_token + t.head * pages->v_head;
+      int64_t last = j + size - offset < high ? j + size - offset : high;
+      for (; j < last; j++, k_row += pages->k_token, v_row += pages->v_token) *k++ = k_row, *v++ = v_row;
     }
   }
 

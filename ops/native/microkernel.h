@@ -10,7 +10,7 @@ namespace PG_ISA {
 
 constexpr int GROUP = 32;              // columns of a group
 constexpr int PARTS = GROUP / W;       // vectors of a group
-constexpr int MAX_ROWS = W == 16 ? 6 : W == 8 ? 2 : 1;
+constexpr int MAX_ROWS = W == 16 ? 6 : W == 8 ? 3 : 1;
 constexpr int MAX_GROUPS = W == 16 ? 2 : 1;
 
 // How an element of the left side meets the right side.
@@ -99,8 +99,9 @@ PG_INLINE void tile_rows(int rows, const typename K::A* a, int64_t lda, const ty
   if (rows == 1) return tile<K, 1, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
   if constexpr (MAX_ROWS >= 2)
     if (rows == 2) return tile<K, 2, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
-  if constexpr (MAX_ROWS >= 6) {
+  if constexpr (MAX_ROWS >= 3)
     if (rows == 3) return tile<K, 3, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
+  if constexpr (MAX_ROWS >= 6) {
     if (rows == 4) return tile<K, 4, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
     if (rows == 5) return tile<K, 5, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
     return tile<K, 6, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
