@@ -12,13 +12,10 @@ from pagoda.ops.native.library import QUANT_KINDS, TYPES, available
 
 _NATIVE = "pagoda.backends.cpu.kernels_native:"
 _MORE = "pagoda.backends.cpu.kernels_more:"
-<<<<<<< HEAD
 _EXPERTS = "pagoda.backends.cpu.kernels_moe_gguf:"
-=======
 _WIDE_ARCHS = frozenset({"x86-64-avx2", "x86-64-avx512", "x86-64-avx512vnni", "x86-64-avx512bf16", "x86-64-amx"})
 """Architectures whose vectors the products were written for; elsewhere torch's own are better."""
 
->>>>>>> cfe9af7 (CPU attention finds its pages without a division a key; lab log and design note of the primitives; native products where vectors are wide)
 _DOT_ARCHS = frozenset({"x86-64-avx512bf16", "x86-64-amx"})
 """Architectures that multiply bfloat16 pairs, and are sure to have AVX-512."""
 
@@ -31,14 +28,9 @@ def cpu_kernels() -> tuple[Kernel, ...]:
     return (
         replace(_native("gemm", "NativeGemm", _pairs("in_features")), needs=_needs(_WIDE_ARCHS), packed_bytes=_gemm_bytes),
         _blocks_kernel(),
-<<<<<<< HEAD
-        _more("gemm_gguf", "native_decoded", "NativeGemmGgufDecoded", _gemm_bytes, _pairs("in_features")),
-        _more("moe_mlp", "native_grouped", "NativeMoeMlp", _moe_bytes, _pairs("width"), _pairs("hidden")),
-        *_expert_block_kernels(),
-=======
         _decoded_kernel(),
         _experts_kernel(),
->>>>>>> cfe9af7 (CPU attention finds its pages without a division a key; lab log and design note of the primitives; native products where vectors are wide)
+        *_expert_block_kernels(),
         _native("rms_norm", "NativeRmsNorm"),
         _native("add_rms_norm", "NativeAddRmsNorm"),
         _native("activation", "NativeActivation"),
@@ -87,9 +79,9 @@ def _expert_block_kernels() -> tuple[Kernel, Kernel]:
         foreign = sorted({facts.up_kind, facts.down_kind} - set(QUANT_KINDS))
         return available() or (f"multiplies blocks of {', '.join(QUANT_KINDS)}, not {', '.join(foreign)}" if foreign else None)
 
-    kernel = replace(_more("moe_mlp_gguf", "native", "", _expert_bytes(_block_bytes)), implementation=f"{_EXPERTS}NativeMoeMlpGguf")
-    path, size = f"{_EXPERTS}NativeMoeMlpGgufDecoded", _expert_bytes(_gemm_bytes)
-    decoded = replace(kernel, name="native_decoded", implementation=path, packed_bytes=size)
+    path, claims = f"{_EXPERTS}NativeMoeMlpGguf", frozenset({"batch_invariant"})
+    kernel = replace(_native("moe_mlp_gguf", ""), implementation=path, packed_bytes=_expert_bytes(_block_bytes), claims=claims)
+    decoded = replace(kernel, name="native_decoded", implementation=f"{path}Decoded", packed_bytes=_expert_bytes(_gemm_bytes))
     return replace(kernel, needs=Needs(archs=_DOT_ARCHS, dtypes=frozenset({"bfloat16"})), accepts=accepts, rank=20.0), decoded
 
 
