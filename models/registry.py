@@ -11,7 +11,7 @@ from pagoda.hal.errors import ModelError
 from pagoda.models.families.classic import CLASSIC
 from pagoda.models.families.cohere import COHERE, COHERE2
 from pagoda.models.families.falcon import FALCON
-from pagoda.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from pagoda.models.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
 from pagoda.models.families.glm import GLM, GLM4
 from pagoda.models.families.gpt2 import GPT2
 from pagoda.models.families.gpt_neox import GPT_NEOX
@@ -21,11 +21,12 @@ from pagoda.models.families.granite import GRANITE, GRANITE_MOE
 from pagoda.models.families.llama import LLAMA
 from pagoda.models.families.llama_kin import LLAMA_KIN
 from pagoda.models.families.mixtral import MIXTRAL
-from pagoda.models.families.olmo import OLMO, OLMO2, OLMO3, OLMOE
+from pagoda.models.families.olmo import FLEX_OLMO, OLMO, OLMO2, OLMO3, OLMOE
 from pagoda.models.families.phi import PHI
 from pagoda.models.families.phi3 import PHI3
 from pagoda.models.families.qwen import QWEN2, QWEN3
 from pagoda.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from pagoda.models.families.routed import ROUTED
 from pagoda.models.families.smollm3 import SMOLLM3
 from pagoda.models.families.stablelm import STABLELM
 from pagoda.models.families.starcoder2 import STARCODER2
@@ -34,8 +35,9 @@ from pagoda.models.family import Family
 GROUP = "pagoda.models"
 
 BUILT_IN = (
-    LLAMA, *LLAMA_KIN, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, GEMMA3, SMOLLM3, PHI, PHI3, GPT2, GPTJ, GPT_NEOX, GPT_OSS,
-    MIXTRAL, GRANITE, GRANITE_MOE, OLMO, OLMO2, OLMO3, OLMOE, COHERE, COHERE2, STABLELM, STARCODER2, GLM, GLM4, FALCON, *CLASSIC,
+    LLAMA, *LLAMA_KIN, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, VAULT_GEMMA, GEMMA3, SMOLLM3, PHI, PHI3, GPT2, GPTJ, GPT_NEOX,
+    GPT_OSS, MIXTRAL, GRANITE, GRANITE_MOE, OLMO, OLMO2, OLMO3, OLMOE, FLEX_OLMO, *ROUTED, COHERE, COHERE2, STABLELM, STARCODER2, GLM, GLM4,
+    FALCON, *CLASSIC,
 )  # fmt: skip
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pagoda.models.config import Config
-from pagoda.models.families.common import Heads, activation, llama_rules, rms, rope, windows
+from pagoda.models.families.common import Heads, activation, change_layers, llama_rules, rms, rope, windows
 from pagoda.models.family import Family
 from pagoda.models.rope import Rope
 from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, QkNorm, Window
@@ -33,6 +35,11 @@ def gemma(config: Config) -> DecoderSpec:
 def gemma2(config: Config) -> DecoderSpec:
     position = rope(config, config.integer("head_dim"))
     return _decoder(config, tuple(_layer(config, window, position, None) for window in _windows(config, period=2)))
+
+
+def vault_gemma(config: Config) -> DecoderSpec:
+    """Gemma 2 without the norms after."""
+    return change_layers(gemma2(config), lambda _, layer, attention: replace(layer, mixer_out=None, ff_out=None))
 
 
 def gemma3(config: Config) -> DecoderSpec:
@@ -106,6 +113,13 @@ GEMMA2 = Family(
     model_types=("gemma2",),
     spec=gemma2,
     rules=lambda spec: llama_rules(spec.head.tied, SANDWICH),
+)
+VAULT_GEMMA = Family(
+    name="vaultgemma",
+    architectures=("VaultGemmaForCausalLM",),
+    model_types=("vaultgemma",),
+    spec=vault_gemma,
+    rules=lambda spec: llama_rules(spec.head.tied, {"input_layernorm": "mixer_in", "pre_feedforward_layernorm": "ff_in"}),
 )
 GEMMA3 = Family(
     name="gemma3",

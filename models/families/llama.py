@@ -9,12 +9,13 @@ from pagoda.models.rope import RopeStyle
 from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Window
 
 
-def spec(config: Config, style: RopeStyle = "neox") -> DecoderSpec:
+def spec(config: Config, style: RopeStyle = "neox", hidden: int | None = None) -> DecoderSpec:
+    """`hidden`: width of the feed-forward, where the configuration has no `intermediate_size`."""
     width, layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
     heads, norm = Heads.read(config, width), rms(config)
     position = rope(config, heads.head_dim, style)
     bias, mlp_bias = config.flag("attention_bias", default=False), config.flag("mlp_bias", default=False)
-    ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_act"), up_bias=mlp_bias, down_bias=mlp_bias)
+    ff = Mlp(hidden or config.integer("intermediate_size"), activation(config, "hidden_act"), up_bias=mlp_bias, down_bias=mlp_bias)
 
     def layer(window: Window | None) -> Layer:
         attention = Attention(
@@ -35,8 +36,8 @@ def spec(config: Config, style: RopeStyle = "neox") -> DecoderSpec:
 
 LLAMA = Family(
     name="llama",
-    architectures=("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM", "CwmForCausalLM"),
-    model_types=("llama", "mistral", "ministral", "cwm"),
+    architectures=("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM", "CwmForCausalLM", "IQuestCoderForCausalLM"),
+    model_types=("llama", "mistral", "ministral", "cwm", "iquestcoder"),
     spec=spec,
     rules=lambda spec: llama_rules(spec.head.tied),
 )

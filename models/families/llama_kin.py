@@ -1,4 +1,4 @@
-"""Decoders that are Llama but for a detail: Helium, Arcee, ERNIE 4.5, Seed-OSS, Nemotron, Hunyuan, EXAONE 4."""
+"""Decoders that are Llama but for a detail: Helium, Arcee, ERNIE 4.5, Seed-OSS, Nemotron, Hunyuan, EXAONE 4, Jais 2 and others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
-from pagoda.models.families import llama
+from pagoda.models.families import granite, llama
 from pagoda.models.families.common import change_layers, llama_rules, rms
 from pagoda.models.family import Family
 from pagoda.models.rope import Rope
@@ -74,6 +74,25 @@ def exaone4(config: Config) -> DecoderSpec:
     return change_layers(llama.spec(config), change)
 
 
+def jais2(config: Config) -> DecoderSpec:
+    norm = Norm("layer", config.number("layer_norm_eps", default=1e-5), bias=True)
+    changed = change_layers(llama.spec(config), lambda _, layer, attention: Layer(attention, _plain(layer), norm, ff_in=norm))
+    return replace(changed, norm=norm)
+
+
+def internlm3(config: Config) -> DecoderSpec:
+    bias = config.flag("qkv_bias", default=False)
+    plain = llama.spec(config)
+    return change_layers(plain, lambda _, layer, a: replace(layer, mixer=replace(a, qkv_bias=a.qkv_bias or bias)))
+
+
+def hyperclova(config: Config) -> DecoderSpec:
+    scaled = granite.spec(config)
+    if not config.flag("use_post_norm", default=False):
+        return scaled
+    return change_layers(scaled, lambda _, layer, attention: replace(layer, mixer_out=rms(config), ff_out=rms(config)))
+
+
 def _plain(layer: Layer) -> Mlp:
     assert isinstance(layer.feed_forward, Mlp)
     return replace(layer.feed_forward, gated=False)
@@ -83,10 +102,18 @@ def _rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     return llama_rules(spec.head.tied)
 
 
-def _hunyuan_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+def qk_norm_rules() -> tuple[Rule, ...]:
     names = {"query": "q", "key": "k"}
-    norms = (Rename(f"layers.{{i}}.self_attn.{a}_layernorm.{{t}}", f"layers.{{i}}.mixer.{b}_norm.{{t}}") for a, b in names.items())
-    return (*llama_rules(spec.head.tied), *norms)
+    return tuple(Rename(f"layers.{{i}}.self_attn.{a}_layernorm.{{t}}", f"layers.{{i}}.mixer.{b}_norm.{{t}}") for a, b in names.items())
+
+
+def _hunyuan_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return (*llama_rules(spec.head.tied), *qk_norm_rules())
+
+
+def _hyperclova_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    norms = {"input_layernorm": "mixer_in", "post_norm1": "mixer_out", "post_attention_layernorm": "ff_in", "post_norm2": "ff_out"}
+    return llama_rules(spec.head.tied, norms)
 
 
 def _exaone_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
@@ -100,5 +127,8 @@ LLAMA_KIN = (
     Family("seed_oss", ("SeedOssForCausalLM",), ("seed_oss",), seed_oss, _rules),
     Family("nemotron", ("NemotronForCausalLM",), ("nemotron",), nemotron, _rules),
     Family("hunyuan_v1_dense", ("HunYuanDenseV1ForCausalLM",), ("hunyuan_v1_dense",), hunyuan, _hunyuan_rules),
+    Family("jais2", ("Jais2ForCausalLM",), ("jais2",), jais2, _rules),
+    Family("internlm3", ("InternLM3ForCausalLM",), ("internlm3",), internlm3, _rules),
+    Family("hyperclovax", ("HyperCLOVAXForCausalLM",), ("hyperclovax",), hyperclova, _hyperclova_rules),
     Family("exaone4", ("Exaone4ForCausalLM",), ("exaone4",), exaone4, _exaone_rules),
 )

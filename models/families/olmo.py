@@ -62,6 +62,17 @@ def olmoe_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     return (*llama_rules(spec.head.tied), router, *listed_experts(spec, "mlp", PROJECTIONS))
 
 
+def flex_olmo(config: Config) -> DecoderSpec:
+    moe = olmoe(config).layers[0].feed_forward
+    return change_layers(olmo2(config), lambda _, layer, attention: replace(layer, feed_forward=moe))
+
+
+def flex_olmo_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    router = Rename("layers.{i}.mlp.gate.{t}", "layers.{i}.ff.router.{t}")
+    return (*llama_rules(spec.head.tied, AFTER), router, *listed_experts(spec, "mlp", PROJECTIONS))
+
+
+FLEX_OLMO = Family("flex_olmo", ("FlexOlmoForCausalLM",), ("flex_olmo",), flex_olmo, flex_olmo_rules)
 OLMO = Family("olmo", ("OlmoForCausalLM",), ("olmo",), olmo, lambda spec: llama_rules(spec.head.tied))
 OLMO2 = Family("olmo2", ("Olmo2ForCausalLM",), ("olmo2",), olmo2, lambda spec: llama_rules(spec.head.tied, AFTER))
 OLMO3 = Family("olmo3", ("Olmo3ForCausalLM",), ("olmo3",), olmo3, lambda spec: llama_rules(spec.head.tied, AFTER))

@@ -29,6 +29,10 @@ LONG = {
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+GROUPED = {
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 2, "n_group": 4, "topk_group": 2,
+    "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.7,
+}  # fmt: skip
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -74,6 +78,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("Nemotron", {"head_dim": 16}),
     "hunyuan": ("HunYuanDenseV1", {"head_dim": 16}),
     "exaone4": ("Exaone4", {"sliding_window": 9, "num_hidden_layers": 4}),
+    "vaultgemma": ("VaultGemma", {"head_dim": 16, "sliding_window": 9}),
+    "jais2": ("Jais2", {}),
+    "hyperclovax": ("HyperCLOVAX", {"use_post_norm": True, "residual_multiplier": 0.5}),
+    "flex_olmo": ("FlexOlmo", {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}),
+    "glm4_moe": ("Glm4Moe", {**GROUPED, "head_dim": 16, "use_qk_norm": True, "attention_bias": True}),
+    "dots1": ("Dots1", {**GROUPED, "head_dim": 16}),
+    "solar_open": ("SolarOpen", {**GROUPED, "head_dim": 16}),
+    "exaone_moe": ("ExaoneMoe", {**EXPERTS, "sliding_window": 9, "num_hidden_layers": 4, "num_shared_experts": 1}),
+    "ernie_moe": ("Ernie4_5_Moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24}),
+    "hunyuan_moe": ("HunYuanMoEV1", {"head_dim": 16, "num_experts": 4, "moe_topk": 2}),
+    "minimax_m2": ("MiniMaxM2", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
 

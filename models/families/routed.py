@@ -1,0 +1,180 @@
+"""Decoders whose experts are scored by sigmoids or chosen with a correction (GLM 4.5, dots, ERNIE 4.5 MoE, MiniMax M2, …); Hunyuan MoE."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import replace
+from typing import Any
+
+from pagoda.hal.errors import ModelError
+from pagoda.models.checkpoint import Drop, Rename, Rule, Unstack
+from pagoda.models.config import Config
+from pagoda.models.families import llama
+from pagoda.models.families.common import PROJECTIONS, change_layers, listed_experts, llama_rules, rms
+from pagoda.models.families.llama_kin import ernie, hunyuan, qk_norm_rules
+from pagoda.models.families.qwen import qwen_windows
+from pagoda.models.family import Family
+from pagoda.models.rope import Rope
+from pagoda.models.spec import Attention, DecoderSpec, Layer, Mlp, Moe, QkNorm, Router
+
+
+def glm4_moe(config: Config) -> DecoderSpec:
+    config.ignore("num_nextn_predict_layers")
+    normed = QkNorm(rms(config)) if config.flag("use_qk_norm", default=False) else None
+    plain = _attention(llama.spec(config), qk_norm=normed, out_bias=False)
+    return _sparse(plain, _grouped(config, plain), range(config.integer("first_k_dense_replace", default=0)))
+
+
+def dots1(config: Config) -> DecoderSpec:
+    config.ignore("use_sliding_window", "scoring_func", "topk_method", "num_nextn_predict_layers", "moe_layer_freq", "ep_size")
+    plain, windows = _attention(llama.spec(config), qk_norm=QkNorm(rms(config))), qwen_windows(config)
+    plain = change_layers(plain, lambda i, layer, attention: replace(layer, mixer=replace(attention, window=windows[i])))
+    return _sparse(plain, _grouped(config, plain), range(config.integer("first_k_dense_replace", default=0)))
+
+
+def solar_open(config: Config) -> DecoderSpec:
+    config.ignore("use_qk_norm", "num_nextn_predict_layers")
+    plain = _attention(llama.spec(config, hidden=config.integer("intermediate_size", "moe_intermediate_size")), out_bias=False)
+    config.ignore("first_k_dense_replace")
+    return _sparse(plain, _grouped(config, plain), ())
+
+
+def exaone_moe(config: Config) -> DecoderSpec:
+    config.ignore("sliding_window_pattern", "first_k_dense_replace", "num_nextn_predict_layers", "is_moe_layer")
+    hybrid, plain = config.has("sliding_window"), _attention(llama.spec(config), qk_norm=QkNorm(rms(config)))
+    kinds = config.list("mlp_layer_types", kind=str)
+
+    def change(_: int, layer: Layer, attention: Attention) -> Layer:
+        return replace(layer, mixer=replace(attention, position=attention.position if attention.window or not hybrid else None))
+
+    dense = [i for i, kind in enumerate(kinds) if kind == "dense"]
+    return _sparse(change_layers(plain, change), _grouped(config, plain), dense)
+
+
+def ernie_moe(config: Config) -> DecoderSpec:
+    plain = ernie(config)
+    first, last = config.integer("moe_layer_start_index"), config.integer("moe_layer_end_index", default=-1)
+    last, every = last if last >= 0 else len(plain.layers) - 1, config.integer("moe_layer_interval", default=1)
+    config.ignore("moe_norm_min", "moe_capacity", "moe_use_aux_free", "moe_gate")
+    hidden, shared, act = (
+        config.integer("moe_intermediate_size"),
+        config.integer("moe_num_shared_experts", default=0),
+        _mlp(plain).activation,
+    )
+    router = Router("softmax", renormalize=True, correction=True)
+    moe = Moe(
+        config.integer("moe_num_experts"), config.integer("moe_k"), hidden, router, act, Mlp(hidden * shared, act) if shared else None
+    )
+    dense = [i for i in range(len(plain.layers)) if (i + 1) % every or not first <= i <= last]
+    return _sparse(plain, moe, dense)
+
+
+def hunyuan_moe(config: Config) -> DecoderSpec:
+    plain = hunyuan(config)
+    mlp, experts, chosen = _mlp(plain), config.integer("num_experts"), config.integer("moe_topk")
+    return _sparse(plain, Moe(experts, chosen, mlp.hidden, Router("softmax", renormalize=True), mlp.activation, mlp), ())
+
+
+def minimax_m2(config: Config) -> DecoderSpec:
+    for name, value in {"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer"}.items():
+        config.require(name, value, default=value)
+    config.require("shared_intermediate_size", 0, None)
+    config.ignore(
+        "attn_type_list", "mtp_transformer_layers", "num_mtp_modules", "use_mtp", "max_model_len", "rotary_dim", "attn_window_size"
+    )
+    plain, turned = _attention(llama.spec(config), qk_norm=QkNorm(rms(config), "full")), config.integer("rotary_dim", default=None)
+    if turned is not None:
+        plain = change_layers(plain, lambda _, layer, a: replace(layer, mixer=replace(a, position=_first(a, turned))))
+    mlp, router = _mlp(plain), Router("sigmoid", renormalize=True, correction=True)
+    experts, chosen = config.integer("num_local_experts"), config.integer("num_experts_per_tok")
+    return _sparse(plain, Moe(experts, chosen, mlp.hidden, router, mlp.activation), ())
+
+
+def _first(attention: Attention, dims: int) -> Rope:
+    if not isinstance(attention.position, Rope):
+        raise ModelError("rotary_dim was given for a layer that knows no positions; correct the configuration")
+    return replace(attention.position, dims=dims)
+
+
+def _grouped(config: Config, plain: DecoderSpec) -> Moe:
+    """DeepSeek's routing: sigmoid scores, a correction for the choice, experts of the best groups, and shared ones."""
+    hidden, act = config.integer("moe_intermediate_size"), _mlp(plain).activation
+    shared = config.integer("n_shared_experts", "num_shared_experts", default=0)
+    router = Router(
+        "sigmoid",
+        renormalize=config.flag("norm_topk_prob", default=True),
+        groups=config.integer("n_group", default=1),
+        top_groups=config.integer("topk_group", default=1),
+        group_score="top2",
+        correction=True,
+        scale=config.number("routed_scaling_factor", default=1.0),
+    )
+    experts = config.integer("n_routed_experts", "num_experts")
+    return Moe(experts, config.integer("num_experts_per_tok"), hidden, router, act, Mlp(hidden * shared, act) if shared else None)
+
+
+def _mlp(spec: DecoderSpec) -> Mlp:
+    mlp = spec.layers[0].feed_forward
+    assert isinstance(mlp, Mlp)
+    return mlp
+
+
+def _attention(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
+    return change_layers(spec, lambda _, layer, attention: replace(layer, mixer=replace(attention, **changes)))
+
+
+def _sparse(spec: DecoderSpec, moe: Moe, dense: Container[int]) -> DecoderSpec:
+    return change_layers(spec, lambda i, layer, _: layer if i in dense else replace(layer, feed_forward=moe))
+
+
+def _rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    """Layers beyond the last one predict several tokens at once; they are dropped."""
+    return (
+        Drop(f"model.layers.{len(spec.layers)}.{{x*}}"),
+        *llama_rules(spec.head.tied),
+        Rename("layers.{i}.mlp.gate.e_score_correction_bias", "layers.{i}.ff.correction"),
+        Rename("layers.{i}.mlp.gate.{t}", "layers.{i}.ff.router.{t}"),
+        Rename("layers.{i}.mlp.shared_experts.{p}_proj.{t}", "layers.{i}.ff.shared.{p}.{t}"),
+        *listed_experts(spec, "mlp", PROJECTIONS),
+    )
+
+
+def _exaone_names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    theirs, ours = "model.layers.{i}.mlp.e_score_correction_bias", "model.layers.{i}.mlp.gate.e_score_correction_bias"
+    return (Rename(theirs, ours), *_rules(spec))
+
+
+def _ernie_names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    theirs, ours = "model.layers.{i}.mlp.moe_statics.e_score_correction_bias", "model.layers.{i}.mlp.gate.e_score_correction_bias"
+    return (Unstack(theirs, f"{ours}.{{n}}", "n", 1), Rename(f"{ours}.0", ours), *_rules(spec))
+
+
+def _hunyuan_names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return (
+        *llama_rules(spec.head.tied),
+        *qk_norm_rules(),
+        Rename("layers.{i}.mlp.gate.wg.{t}", "layers.{i}.ff.router.{t}"),
+        Rename("layers.{i}.mlp.shared_mlp.{p}_proj.{t}", "layers.{i}.ff.shared.{p}.{t}"),
+        *listed_experts(spec, "mlp", PROJECTIONS),
+    )
+
+
+def _minimax_names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    block = "block_sparse_moe"
+    return (
+        *llama_rules(spec.head.tied),
+        Rename(f"layers.{{i}}.{block}.e_score_correction_bias", "layers.{i}.ff.correction"),
+        Rename(f"layers.{{i}}.{block}.gate.{{t}}", "layers.{i}.ff.router.{t}"),
+        *listed_experts(spec, block, {"w1": "gate", "w2": "down", "w3": "up"}),
+    )
+
+
+ROUTED = (
+    Family("glm4_moe", ("Glm4MoeForCausalLM",), ("glm4_moe",), glm4_moe, _rules),
+    Family("dots1", ("Dots1ForCausalLM",), ("dots1",), dots1, _rules),
+    Family("solar_open", ("SolarOpenForCausalLM",), ("solar_open",), solar_open, _rules),
+    Family("exaone_moe", ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), ("exaone_moe",), exaone_moe, _exaone_names),
+    Family("ernie4_5_moe", ("Ernie4_5_MoeForCausalLM",), ("ernie4_5_moe",), ernie_moe, _ernie_names),
+    Family("hunyuan_v1_moe", ("HunYuanMoEV1ForCausalLM",), ("hunyuan_v1_moe",), hunyuan_moe, _hunyuan_names),
+    Family("minimax_m2", ("MiniMaxM2ForCausalLM",), ("minimax_m2",), minimax_m2, _minimax_names),
+)
