@@ -12,7 +12,7 @@ from pagoda.serving.engine.build import engine_starter
 from pagoda.serving.engine.config import EngineConfig, Flag
 from pagoda.serving.engine.inprocess_client import InProcessClient
 from pagoda.serving.frontend.generation_config import sampling_defaults
-from pagoda.serving.frontend.load import load_text, tokenizer_path
+from pagoda.serving.frontend.load import text_of
 from pagoda.serving.frontend.processor import Processor
 from pagoda.serving.frontend.session import Session
 
@@ -44,6 +44,6 @@ def _names() -> dict[str, str]:
 async def open_local(config: EngineConfig) -> Session:
     """Load the model and start its loop in this process. Raises `PagodaError`s, those of the configuration before weights load."""
     path = resolve(config.model, config.revision)
-    text = load_text(tokenizer_path(config))
+    text = text_of(config)
     client = await InProcessClient.start(engine_starter(replace(config, model=str(path))))
     return Session(client, Processor(text, client.facts, sampling_defaults(path)))

@@ -37,6 +37,7 @@ class EngineConfig:
     quantization: Annotated[str | None, Flag("Weight format; found from the checkpoint when not given.", ("-q",))] = None
     revision: Annotated[str | None, Flag("Branch, tag or commit of a hub model.")] = None
     tokenizer: Annotated[str | None, Flag("Folder or hub id of the tokenizer, when not the model's own.")] = None
+    skip_tokenizer_init: Annotated[bool, Flag("Work with token ids alone; texts and chats are refused.")] = False
     max_model_len: Annotated[
         int | None, Flag("Longest prompt plus output, in tokens; by default what the model and the memory allow.", section="Capacity")
     ] = None

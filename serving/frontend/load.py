@@ -11,8 +11,16 @@ from pagoda.models.loading.reference import resolve
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.frontend.chat_template import ChatTemplate
 from pagoda.serving.frontend.gguf_tokenizer import load_gguf
+from pagoda.serving.frontend.ids_only import IdsOnly
 from pagoda.serving.frontend.text import TextFrontend
 from pagoda.serving.frontend.tokenizer import Tokenizer, load_folder
+
+
+def text_of(config: EngineConfig, chat_template: str | None = None) -> TextFrontend:
+    """The text side of an engine's configuration."""
+    if config.skip_tokenizer_init:
+        return TextFrontend(IdsOnly())
+    return load_text(tokenizer_path(config), chat_template=chat_template)
 
 
 def tokenizer_path(config: EngineConfig) -> Path:

@@ -94,7 +94,10 @@ def load_folder(folder: Path) -> Tokenizer:
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(f"no tokenizer.json in {folder}; save the tokenizer there in that format, or name another with --tokenizer")
+        raise ConfigError(
+            f"no tokenizer.json in {folder}; save the tokenizer there in that format, name another with --tokenizer,"
+            " or work with token ids alone by --skip-tokenizer-init"
+        )
     try:
         core = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception

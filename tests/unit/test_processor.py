@@ -12,7 +12,7 @@ from pagoda.serving.engine.messages import EngineFacts, FinishReason, RequestDel
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.frontend.chat_template import ChatTemplate
 from pagoda.serving.frontend.generation_config import sampling_defaults
-from pagoda.serving.frontend.load import load_text, tokenizer_path
+from pagoda.serving.frontend.load import load_text, text_of, tokenizer_path
 from pagoda.serving.frontend.outputs import OutputBuilder
 from pagoda.serving.frontend.processor import Processor
 from pagoda.serving.frontend.text import TextFrontend
@@ -125,6 +125,20 @@ def test_the_tokenizer_is_the_models_or_another_ones(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match="holds neither"):
         tokenizer_path(EngineConfig(tokenizer=str(tmp_path)))
+
+
+def test_without_a_tokenizer_there_are_only_ids() -> None:
+    text = text_of(EngineConfig(model="./nowhere", skip_tokenizer_init=True))
+    processor = Processor(text, FACTS)
+    with pytest.raises(RequestError, match="send token ids"):
+        processor.encode("hello")
+    with pytest.raises(RequestError, match="no chat template"):
+        processor.encode_chat([{"role": "user", "content": "hi"}])
+    builder = OutputBuilder(processor.request(processor.encode([5, 6]).ids, SamplingParams(logprobs=0)), None, text.tokenizer)
+    last = SequenceDelta(0, (7, 8), (TokenLogprobs(7, -1.0, 1, (), ()),) * 2, FinishReason.LENGTH)
+    builder.push(RequestDelta("r", (last,), finished=True))
+    answer = builder.output.outputs[0]
+    assert (answer.text, answer.token_ids, answer.finish_reason) == ("", [7, 8], "length")
 
 
 def test_a_template_from_a_file_or_in_full(tmp_path: Path) -> None:
