@@ -192,6 +192,17 @@ class LLM:
         """The checkpoint's own sampling settings, `given` ones over them."""
         return self._session.processor.default_params(**given)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; False, and nothing forgotten, while requests run."""
+        return bool(self._call("reset_prefix_cache"))
+
+    def sleep(self, level: int = 1) -> None:
+        """Give memory back until `wake_up`: level 1 the KV cache, level 2 the weights too. Refused while requests run."""
+        self._call("sleep", level=level)
+
+    def wake_up(self) -> None:
+        self._call("wake")
+
     @property
     def tokenizer(self) -> Tokenizer:
         return self._session.processor.text.tokenizer
@@ -201,9 +212,16 @@ class LLM:
         return self._session.processor
 
     def _run(self, requests: Sequence[tuple[EngineRequest, str | None]], progress: bool | None) -> list[RequestOutput]:
+        self._check_open()
+        return self._thread.run(_all(self._session, requests, Progress(len(requests), progress)))
+
+    def _call(self, method: str, **arguments: object) -> object:
+        self._check_open()
+        return self._thread.run(self._session.client.call(method, **arguments))
+
+    def _check_open(self) -> None:
         if not self._finalizer.alive:
             raise ConfigError("this LLM was closed; make a new one")
-        return self._thread.run(_all(self._session, requests, Progress(len(requests), progress)))
 
 
 async def _all(session: Session, requests: Sequence[tuple[EngineRequest, str | None]], progress: Progress) -> list[RequestOutput]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.engine.config import Flag
@@ -41,6 +41,13 @@ class ServerConfig:
     chat_template: Annotated[
         str | None, Flag("File with a chat template, or the template itself, instead of the checkpoint's.", section="Replies")
     ] = None
+    chat_template_content_format: Annotated[
+        Literal["auto", "string", "openai"],
+        Flag("How messages reach the template: text joined, or as OpenAI's lists of parts; `auto` reads it off the template."),
+    ] = "auto"
+    default_chat_template_kwargs: Annotated[
+        dict[str, Any], Flag('Template variables of every request, such as {"enable_thinking": false}.', metavar="JSON")
+    ] = field(default_factory=dict)
     response_role: Annotated[str, Flag("Role of the answers to chat requests.")] = "assistant"
     trust_request_chat_template: Annotated[bool, Flag("Let requests bring their own chat template.")] = False
     return_tokens_as_token_ids: Annotated[bool, Flag("Name tokens in logprobs `token_id:N` instead of by their text.")] = False

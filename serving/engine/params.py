@@ -76,6 +76,8 @@ class SamplingParams:
             raise RequestError(f"repetition_penalty={self.repetition_penalty} must be above 0 and finite", param="repetition_penalty")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}", param="min_tokens")
+        if self.stop and not self.detokenize:
+            raise RequestError("stop strings are looked for in text: they need detokenize=True", param="stop")
         if any(not text for text in self.stop):
             raise RequestError("stop must not hold an empty string", param="stop")
 

@@ -16,11 +16,9 @@ from pagoda.serving.frontend.text import TextFrontend
 from pagoda.serving.frontend.tokenizer import Tokenizer, load_folder
 
 
-def text_of(config: EngineConfig, chat_template: str | None = None) -> TextFrontend:
-    """The text side of an engine's configuration."""
-    if config.skip_tokenizer_init:
-        return TextFrontend(IdsOnly())
-    return load_text(tokenizer_path(config), chat_template=chat_template)
+def text_of(config: EngineConfig, **template: Any) -> TextFrontend:
+    """The text side of an engine's configuration; `template` options are those of `load_text`."""
+    return TextFrontend(IdsOnly()) if config.skip_tokenizer_init else load_text(tokenizer_path(config), **template)
 
 
 def tokenizer_path(config: EngineConfig) -> Path:

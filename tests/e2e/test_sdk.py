@@ -19,7 +19,7 @@ pytestmark = pytest.mark.heavy
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(max_model_len=512, max_num_seqs=16) as made:
+    with LLM(max_model_len=512, max_num_seqs=16, kv_cache_memory_bytes=2**28) as made:
         yield made
 
 
@@ -59,6 +59,15 @@ def test_a_shared_beginning_is_read_once(llm: LLM) -> None:
     prompt = "It was a dark and stormy night. " * 12
     llm.generate(prompt, GREEDY)
     assert llm.generate(prompt, GREEDY)[0].num_cached_tokens > 0
+
+
+def test_sleep_gives_memory_back_and_wakes_the_same(llm: LLM) -> None:
+    before = llm.generate("The capital of France is", GREEDY)[0].outputs[0].token_ids
+    for level in (1, 2):
+        llm.sleep(level)
+        llm.wake_up()
+        output = llm.generate("The capital of France is", GREEDY)[0]
+        assert (output.outputs[0].token_ids, output.num_cached_tokens) == (before, 0)
 
 
 def test_too_long_is_refused_with_numbers(llm: LLM) -> None:

@@ -69,6 +69,11 @@ def test_what_cannot_run_is_refused_with_numbers(prompt: list[int], params: dict
         PROCESSOR.request(prompt, SamplingParams(**params))  # type: ignore[arg-type]
 
 
+def test_stop_strings_need_text() -> None:
+    with pytest.raises(RequestError, match="detokenize=True"):
+        SamplingParams(stop=("x",), detokenize=False)
+
+
 def test_bad_words_are_spelled_with_and_without_a_space() -> None:
     request = PROCESSOR.request([5], SamplingParams(bad_words=("fox",)))
     assert {TOKENIZER.decode(ids) for ids in request.params.bad_words_token_ids} == {"fox", " fox"}

@@ -92,6 +92,15 @@ def test_beam_search_asks_the_engine_for_beams(toy: ToyEngine) -> None:
         assert (request.beam_width, request.length_penalty, request.params.n, request.params.temperature) == (3, 0.5, 3, 0)
 
 
+def test_control_calls_reach_the_engine(toy: ToyEngine) -> None:
+    with LLM() as llm:
+        assert llm.reset_prefix_cache() is True
+        with pytest.raises(RequestError, match="the toy engine has no sleep"):
+            llm.sleep()
+        with pytest.raises(RequestError, match="the toy engine has no wake"):
+            llm.wake_up()
+
+
 def test_nothing_is_sent_when_one_prompt_is_wrong(toy: ToyEngine) -> None:
     with LLM() as llm:
         with pytest.raises(RequestError, match="5001 tokens"):
