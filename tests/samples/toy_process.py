@@ -28,8 +28,10 @@ class ServerProcess:
         self._reader.start()
         watchdog = threading.Timer(patience, self.process.kill)
         watchdog.start()
-        self.where = self._wait_ready()
-        watchdog.cancel()
+        try:
+            self.where = self._wait_ready()
+        finally:
+            watchdog.cancel()
 
     @classmethod
     def toy(cls, delay: float = 0.0, **flags: Any) -> ServerProcess:

@@ -1,12 +1,15 @@
 """What surrounds the protocols: models, tokens, keys, ids, CORS, root path, metrics, numbers, the page."""
 
 import re
+import threading
 
 import pytest
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.statlog import stats_line
 from pagoda.serving.engine.messages import EngineStats
+from pagoda.serving.frontend.text import TextFrontend
+from toy_engine import ToyTokenizer
 from toy_server import toy_server
 
 
@@ -137,3 +140,23 @@ def test_the_stats_line():
     now = EngineStats(running=2, waiting=1, pages_total=10, pages_used=5, prompt_tokens=100, generation_tokens=50, prefix_queries=40)
     line = stats_line(now, EngineStats(generation_tokens=30), 10.0)
     assert line == "10.0 prompt and 2.0 generated tokens/s; 2 running, 1 waiting; KV pages 50.0% used; prefix hits 0.0%"
+
+
+class WatchedTokenizer(ToyTokenizer):
+    def __init__(self):
+        self.threads = []
+
+    def encode(self, text, **options):
+        self.threads.append(threading.current_thread() is threading.main_thread())
+        return super().encode(text, **options)
+
+
+async def test_long_texts_are_encoded_off_the_event_loop():
+    async with toy_server() as toy:
+        tokenizer = WatchedTokenizer()
+        toy.service.text = TextFrontend(tokenizer, toy.service.text.template)
+        await toy.complete("short")
+        await toy.complete("x" * 3000)
+        await toy.chat("x" * 3000)
+        await toy.http.post("/tokenize", json={"prompt": "x" * 3000})
+    assert tokenizer.threads == [True, False, False, False]

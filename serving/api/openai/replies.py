@@ -80,6 +80,7 @@ class ChatLogprobs(msgspec.Struct):
     """Logprobs of a chat reply."""
 
     content: list[ChatLogprob]
+    refusal: None = None
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
