@@ -33,7 +33,7 @@ def gguf_generation_config(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _llama(metadata: Metadata) -> dict[str, Any]:
     if metadata.get("expert_count", 0):
-        experts = {"num_local_experts": metadata.get("expert_count"), "num_experts_per_tok": metadata.get("expert_used_count")}
+        experts = {"num_local_experts": metadata.size("expert_count"), "num_experts_per_tok": metadata.size("expert_used_count")}
         return decoder_config(metadata, "MixtralForCausalLM", "mixtral") | experts
     biases = {"attention_bias": metadata.has("blk.0.attn_q.bias"), "mlp_bias": metadata.has("blk.0.ffn_up.bias")}
     return decoder_config(metadata, "LlamaForCausalLM", "llama") | biases
@@ -53,7 +53,7 @@ def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
 
 
 def _smollm3(metadata: Metadata) -> dict[str, Any]:
-    layers = metadata.get("block_count")
+    layers = metadata.layers
     # Every fourth layer has no positions; the format has no key for it.
     with_rope = [int((layer + 1) % 4 != 0) for layer in range(layers)]
     return decoder_config(metadata, "SmolLM3ForCausalLM", "smollm3") | {
@@ -73,13 +73,13 @@ def _gemma(metadata: Metadata, architecture: str, model_type: str) -> dict[str, 
     config = decoder_config(metadata, architecture, model_type)
     config["hidden_activation"] = config["hidden_act"] = "gelu_pytorch_tanh"
     # The largest models divide by the width per head; the format says so only in newer files.
-    largest = metadata.get("block_count") in (46, 62)
+    largest = metadata.layers in (46, 62)
     by_size = config["hidden_size"] / config["num_attention_heads"] if largest else config["head_dim"]
-    scale = metadata.get("attention.scale", None)
+    scale = metadata.number("attention.scale", None)
     config["query_pre_attn_scalar"] = scale**-2 if scale else by_size
-    config["sliding_window"] = metadata.get("attention.sliding_window")
-    config["attn_logit_softcapping"] = metadata.get("attn_logit_softcapping", None)
-    config["final_logit_softcapping"] = metadata.get("final_logit_softcapping", None)
+    config["sliding_window"] = metadata.size("attention.sliding_window")
+    config["attn_logit_softcapping"] = metadata.number("attn_logit_softcapping", None)
+    config["final_logit_softcapping"] = metadata.number("final_logit_softcapping", None)
     return config | {"attention_bias": False}
 
 
@@ -91,7 +91,7 @@ def _gemma2(metadata: Metadata) -> dict[str, Any]:
 def _gemma3(metadata: Metadata) -> dict[str, Any]:
     config = _gemma(metadata, "Gemma3ForCausalLM", "gemma3_text")
     every = metadata.get("attention.sliding_window_pattern", 6)
-    local = float(metadata.get("rope.freq_base_swa", 10000.0))
+    local = metadata.number("rope.freq_base_swa", 10000.0)
     return config | {"rope_local_base_freq": local, "layer_types": _alternating(config["num_hidden_layers"], every)}
 
 
@@ -103,7 +103,7 @@ def _alternating(layers: int, every: int | list[bool]) -> list[str]:
 def _phi3(metadata: Metadata) -> dict[str, Any]:
     config = decoder_config(metadata, "Phi3ForCausalLM", "phi3")
     config["sliding_window"] = metadata.get("attention.sliding_window", None) or None
-    original = metadata.get("rope.scaling.original_context_length", config["max_position_embeddings"])
+    original = metadata.size("rope.scaling.original_context_length", config["max_position_embeddings"])
     share = _rotary_share(metadata, config.pop("head_dim"))
     return config | {"original_max_position_embeddings": original, "partial_rotary_factor": share}
 
@@ -112,12 +112,12 @@ def _gpt2(metadata: Metadata) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "n_embd": metadata.get("embedding_length"),
-        "n_layer": metadata.get("block_count"),
-        "n_head": metadata.get("attention.head_count"),
-        "n_inner": metadata.get("feed_forward_length"),
-        "n_positions": metadata.get("context_length"),
-        "layer_norm_epsilon": metadata.get("attention.layer_norm_epsilon"),
+        "n_embd": metadata.size("embedding_length"),
+        "n_layer": metadata.layers,
+        "n_head": metadata.size("attention.head_count"),
+        "n_inner": metadata.size("feed_forward_length"),
+        "n_positions": metadata.size("context_length"),
+        "layer_norm_epsilon": metadata.number("attention.layer_norm_epsilon"),
         "activation_function": "gelu_new",
         "vocab_size": vocab_size(metadata),
         "tie_word_embeddings": not metadata.has("output.weight"),
@@ -127,7 +127,7 @@ def _gpt2(metadata: Metadata) -> dict[str, Any]:
 def _qwen2_moe(metadata: Metadata) -> dict[str, Any]:
     return decoder_config(metadata, "Qwen2MoeForCausalLM", "qwen2_moe") | {
         **_experts(metadata),
-        "shared_expert_intermediate_size": metadata.get("expert_shared_feed_forward_length"),
+        "shared_expert_intermediate_size": metadata.size("expert_shared_feed_forward_length"),
         "norm_topk_prob": False,
     }
 
@@ -137,7 +137,7 @@ def _olmo2(metadata: Metadata) -> dict[str, Any]:
 
 
 def _olmoe(metadata: Metadata) -> dict[str, Any]:
-    experts = {"num_experts": metadata.get("expert_count"), "num_experts_per_tok": metadata.get("expert_used_count")}
+    experts = {"num_experts": metadata.size("expert_count"), "num_experts_per_tok": metadata.size("expert_used_count")}
     return decoder_config(metadata, "OlmoeForCausalLM", "olmoe") | experts | {"attention_bias": False, "norm_topk_prob": False}
 
 
@@ -145,12 +145,12 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
     moe = metadata.architecture == "granitemoe"
     config = decoder_config(metadata, *(("GraniteMoeForCausalLM", "granitemoe") if moe else ("GraniteForCausalLM", "granite")))
     if moe:
-        config |= {"num_local_experts": metadata.get("expert_count"), "num_experts_per_tok": metadata.get("expert_used_count")}
+        config |= {"num_local_experts": metadata.size("expert_count"), "num_experts_per_tok": metadata.size("expert_used_count")}
     return config | {
-        "attention_multiplier": metadata.get("attention.scale"),
-        "embedding_multiplier": metadata.get("embedding_scale"),
-        "residual_multiplier": metadata.get("residual_scale"),
-        "logits_scaling": metadata.get("logit_scale"),
+        "attention_multiplier": metadata.number("attention.scale"),
+        "embedding_multiplier": metadata.number("embedding_scale"),
+        "residual_multiplier": metadata.number("residual_scale"),
+        "logits_scaling": metadata.number("logit_scale"),
         "attention_bias": False,
     }
 
@@ -169,14 +169,14 @@ def _phi2(metadata: Metadata) -> dict[str, Any]:
 def _command_r(metadata: Metadata) -> dict[str, Any]:
     config = decoder_config(metadata, "CohereForCausalLM", "cohere")
     normed = metadata.has("blk.0.attn_q_norm.weight")
-    return config | {"logit_scale": metadata.get("logit_scale"), "use_qk_norm": normed, "attention_bias": False}
+    return config | {"logit_scale": metadata.number("logit_scale"), "use_qk_norm": normed, "attention_bias": False}
 
 
 def _cohere2(metadata: Metadata) -> dict[str, Any]:
     config = decoder_config(metadata, "Cohere2ForCausalLM", "cohere2")
     types = _alternating(config["num_hidden_layers"], metadata.get("attention.sliding_window_pattern", 4))
-    window = metadata.get("attention.sliding_window")
-    return config | {"logit_scale": metadata.get("logit_scale"), "sliding_window": window, "layer_types": types, "attention_bias": False}
+    window = metadata.size("attention.sliding_window")
+    return config | {"logit_scale": metadata.number("logit_scale"), "sliding_window": window, "layer_types": types, "attention_bias": False}
 
 
 def _stablelm(metadata: Metadata) -> dict[str, Any]:
@@ -194,10 +194,10 @@ def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
     if config["rope_scaling"] is not None:
         config["rope_scaling"]["truncate"] = False
     return config | {
-        "intermediate_size": metadata.get("expert_feed_forward_length"),
-        "num_local_experts": metadata.get("expert_count"),
-        "num_experts_per_tok": metadata.get("expert_used_count"),
-        "sliding_window": metadata.get("attention.sliding_window"),
+        "intermediate_size": metadata.size("expert_feed_forward_length"),
+        "num_local_experts": metadata.size("expert_count"),
+        "num_experts_per_tok": metadata.size("expert_used_count"),
+        "sliding_window": metadata.size("attention.sliding_window"),
         "layer_types": _alternating(config["num_hidden_layers"], 2),
         "attention_bias": True,
     }
@@ -205,16 +205,16 @@ def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
 
 def _experts(metadata: Metadata) -> dict[str, Any]:
     return {
-        "num_experts": metadata.get("expert_count"),
-        "num_experts_per_tok": metadata.get("expert_used_count"),
-        "moe_intermediate_size": metadata.get("expert_feed_forward_length"),
+        "num_experts": metadata.size("expert_count"),
+        "num_experts_per_tok": metadata.size("expert_used_count"),
+        "moe_intermediate_size": metadata.size("expert_feed_forward_length"),
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
 
 
 def _rotary_share(metadata: Metadata, head_dim: int) -> float:
-    return metadata.get("rope.dimension_count", head_dim) / head_dim
+    return metadata.size("rope.dimension_count", head_dim) / head_dim
 
 
 ARCHITECTURES: Mapping[str, Callable[[Metadata], dict[str, Any]]] = {

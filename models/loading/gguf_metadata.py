@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pagoda.hal.errors import ModelError
+from pagoda.hal.errors import CheckpointError, ModelError
 from pagoda.quant.format import StoredTensor
 
 Tensors = Mapping[str, StoredTensor]
+MOST_LAYERS = 4096
+"""More than any model has; a damaged number must not keep us busy."""
+
 _MISSING: Any = object()
 
 
@@ -20,7 +23,7 @@ class Metadata:
     def __init__(self, values: Mapping[str, Any], tensors: Tensors) -> None:
         self.values = values
         self.tensors = tensors
-        self.architecture: str = values.get("general.architecture", "")
+        self.architecture = str(values.get("general.architecture", ""))
 
     def get(self, key: str, default: Any = _MISSING) -> Any:
         """`<architecture>.<key>`. Raises `ModelError` when it is missing and there is no default."""
@@ -29,14 +32,29 @@ class Metadata:
             raise ModelError(f"the GGUF metadata lacks {self.architecture}.{key}; the file is incomplete, convert the model again")
         return value
 
-    def scalar(self, key: str, default: Any = _MISSING) -> Any:
-        """The same for a key that may hold one value per layer, which must then be equal."""
+    def size(self, key: str, default: Any = _MISSING, most: int = 2**31) -> int:
+        """A positive number below `most`. Of a key that may hold one value per layer, all must be equal."""
         value = self.get(key, default)
-        if isinstance(value, list):
-            if len(set(value)) > 1:
+        if isinstance(value, list) and value:
+            if any(other != value[0] for other in value):
                 raise ModelError(f"{self.architecture}.{key} differs from layer to layer ({value}); this model type has one value")
-            return value[0]
+            value = value[0]
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < most:
+            raise CheckpointError(f"the GGUF metadata has {self.architecture}.{key} = {value!r}, expected a number from 1 to {most - 1}")
         return value
+
+    def number(self, key: str, default: Any = _MISSING) -> Any:
+        """A finite number as a float; a `default` of None stays None."""
+        value = self.get(key, default)
+        if value is None and default is None:
+            return None
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise CheckpointError(f"the GGUF metadata has {self.architecture}.{key} = {value!r}, expected a number")
+        return float(value)
+
+    @property
+    def layers(self) -> int:
+        return self.size("block_count", most=MOST_LAYERS)
 
     def has(self, tensor: str) -> bool:
         return tensor in self.tensors
@@ -44,20 +62,20 @@ class Metadata:
 
 def decoder_config(metadata: Metadata, architecture: str, model_type: str) -> dict[str, Any]:
     """The keys that all but the oldest families share."""
-    width, heads = metadata.get("embedding_length"), metadata.scalar("attention.head_count")
-    head_dim = metadata.get("attention.key_length", width // heads)
+    width, heads = metadata.size("embedding_length"), metadata.size("attention.head_count")
+    head_dim = metadata.size("attention.key_length", width // heads)
     return {
         "architectures": [architecture],
         "model_type": model_type,
         "hidden_size": width,
-        "intermediate_size": metadata.scalar("feed_forward_length"),
-        "num_hidden_layers": metadata.get("block_count"),
+        "intermediate_size": metadata.size("feed_forward_length"),
+        "num_hidden_layers": metadata.layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.scalar("attention.head_count_kv", heads),
+        "num_key_value_heads": metadata.size("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "max_position_embeddings": metadata.get("context_length"),
+        "max_position_embeddings": metadata.size("context_length"),
         **_epsilon(metadata),
-        "rope_theta": float(metadata.get("rope.freq_base", 10000.0)),
+        "rope_theta": metadata.number("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(metadata, head_dim),
         "vocab_size": vocab_size(metadata),
         "hidden_act": "silu",
@@ -66,14 +84,14 @@ def decoder_config(metadata: Metadata, architecture: str, model_type: str) -> di
 
 
 def _epsilon(metadata: Metadata) -> dict[str, Any]:
-    rms = metadata.get("attention.layer_norm_rms_epsilon", None)
-    return {"rms_norm_eps": rms} if rms is not None else {"layer_norm_eps": metadata.get("attention.layer_norm_epsilon")}
+    rms = metadata.number("attention.layer_norm_rms_epsilon", None)
+    return {"rms_norm_eps": rms} if rms is not None else {"layer_norm_eps": metadata.number("attention.layer_norm_epsilon")}
 
 
 def vocab_size(metadata: Metadata) -> int:
     """Rows of the logits; the table knows better than the lists."""
     table = metadata.tensors.get("token_embd.weight")
-    return table.shape[0] if table else metadata.get("vocab_size", len(metadata.values.get("tokenizer.ggml.tokens", ())))
+    return table.shape[0] if table else metadata.size("vocab_size", len(metadata.values.get("tokenizer.ggml.tokens", ())))
 
 
 def _rope_scaling(metadata: Metadata, head_dim: int) -> dict[str, Any] | None:
@@ -81,17 +99,17 @@ def _rope_scaling(metadata: Metadata, head_dim: int) -> dict[str, Any] | None:
         return _frequency_factors(metadata, metadata.tensors["rope_freqs.weight"].read().float())
     if metadata.has("rope_factors_short.weight"):
         return _longrope(metadata)
-    kind, factor = metadata.get("rope.scaling.type", "none"), metadata.get("rope.scaling.factor", None)
+    kind, factor = metadata.get("rope.scaling.type", "none"), metadata.number("rope.scaling.factor", None)
     # Old files name the linear factor alone.
-    factor = factor or metadata.get("rope.scale_linear", None)
+    factor = factor or metadata.number("rope.scale_linear", None)
     if kind == "none" and factor in (None, 0.0, 1.0):
         return None
     scaling = {"rope_type": "linear" if kind == "none" else kind, "factor": float(factor or 1.0)}
     if kind == "yarn":
-        scaling["original_max_position_embeddings"] = metadata.get("rope.scaling.original_context_length", metadata.get("context_length"))
+        scaling["original_max_position_embeddings"] = metadata.size("rope.scaling.original_context_length", metadata.size("context_length"))
         for theirs, ours in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
-            if metadata.get(f"rope.scaling.{theirs}", None) is not None:
-                scaling[ours] = metadata.get(f"rope.scaling.{theirs}")
+            if metadata.number(f"rope.scaling.{theirs}", None) is not None:
+                scaling[ours] = metadata.number(f"rope.scaling.{theirs}")
     return scaling
 
 
@@ -104,10 +122,10 @@ def _frequency_factors(metadata: Metadata, factors: torch.Tensor) -> dict[str, A
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    expected = _llama3_factors(float(metadata.get("rope.freq_base", 10000.0)), len(factors), scaling)
+    expected = _llama3_factors(metadata.number("rope.freq_base", 10000.0), len(factors), scaling)
     if torch.allclose(factors, expected, rtol=1e-3):
         return scaling
-    longest = metadata.get("context_length")
+    longest = metadata.size("context_length")
     plain = factors.tolist()
     return {
         "rope_type": "longrope",
@@ -129,7 +147,7 @@ def _longrope(metadata: Metadata) -> dict[str, Any]:
     scaling: dict[str, Any] = {"rope_type": "longrope"}
     for length in ("short", "long"):
         scaling[f"{length}_factor"] = metadata.tensors[f"rope_factors_{length}.weight"].read().float().tolist()
-    if metadata.get("rope.scaling.attn_factor", None):
-        scaling["attention_factor"] = metadata.get("rope.scaling.attn_factor")
-    scaling["original_max_position_embeddings"] = metadata.get("rope.scaling.original_context_length")
+    if metadata.number("rope.scaling.attn_factor", None):
+        scaling["attention_factor"] = metadata.number("rope.scaling.attn_factor")
+    scaling["original_max_position_embeddings"] = metadata.size("rope.scaling.original_context_length")
     return scaling

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from pagoda.hal.errors import CheckpointError, ConfigError
+from pagoda.hal.errors import CheckpointError, ConfigError, PagodaError
 from pagoda.models.loading.gguf_head import GgufHead
 from pagoda.models.loading.gguf_tokens import TokenType, chat_templates, end_tokens, token_id
 from pagoda.serving.frontend.gguf_splits import split_of
@@ -34,8 +34,13 @@ def from_metadata(metadata: Mapping[str, Any], where: str = "the GGUF file") -> 
             f"{where} has a vocabulary of kind {kind!r}; known are {known}. Name a folder with tokenizer.json with --tokenizer"
         )
     vocabulary = _Vocabulary(metadata, where)
-    core = KINDS[kind](vocabulary)
-    _add_special(core, vocabulary)
+    try:
+        core = KINDS[kind](vocabulary)
+        _add_special(core, vocabulary)
+    except PagodaError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{where} holds a vocabulary that cannot be built: {error}; fetch the file again") from error
     names = {name: token_id(metadata, name.removesuffix("_token")) for name in SPECIAL_NAMES}
     special = {name: vocabulary.tokens[i] for name, i in names.items() if i is not None and 0 <= i < len(vocabulary.tokens)}
     return Tokenizer(core, special, end_tokens(metadata), chat_templates(metadata))

@@ -16,6 +16,7 @@ from pagoda.hal.discovery import find
 from pagoda.hal.errors import CheckpointError, ConfigError, ModelError
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import describe, load_model, open_checkpoint
+from pagoda.models.loading.gguf_config import gguf_config
 from pagoda.models.parallel.shard import Shard
 from pagoda.ops.table import kernel_table
 from pagoda.serving.conformance.ranks import free_port
@@ -235,3 +236,20 @@ def test_two_ranks_split_the_blocks(name: str, kind: str, tmp_path: Path) -> Non
         both = list(pool.map(lambda r: rank(path, Topology(r, 2, address)), range(2)))
     for logits in both:
         assert_close(logits, whole)
+
+
+@pytest.mark.parametrize("value", [0, -1, "x", [], [1, 2], None, 2**40, 1.5, True])
+@pytest.mark.parametrize("key", ["block_count", "embedding_length", "attention.head_count", "context_length", "feed_forward_length"])
+def test_sizes_that_make_no_sense_are_refused(key: str, value: object) -> None:
+    sizes = {"block_count": 2, "context_length": 128, "embedding_length": 64, "feed_forward_length": 96, "attention.head_count": 4}
+    metadata = {f"llama.{name}": size for name, size in {**sizes, key: value}.items()}
+    with pytest.raises(ModelError, match=f"llama.{key}"):
+        gguf_config({"general.architecture": "llama", "llama.attention.layer_norm_rms_epsilon": 1e-5, **metadata}, {})
+
+
+@pytest.mark.parametrize("value", ["x", None, [1.0], float("nan"), True])
+def test_numbers_that_are_none_are_refused(value: object) -> None:
+    sizes = {"block_count": 2, "context_length": 128, "embedding_length": 64, "feed_forward_length": 96, "attention.head_count": 4}
+    metadata = {"general.architecture": "llama", **{f"llama.{name}": size for name, size in sizes.items()}}
+    with pytest.raises(ModelError, match=r"llama\.rope\.freq_base"):
+        gguf_config({**metadata, "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.freq_base": value}, {})

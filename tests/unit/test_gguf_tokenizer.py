@@ -243,6 +243,8 @@ def test_end_tokens_include_those_that_close_a_turn():
         ({"tokenizer.ggml.pre": "martian"}, ConfigError, "rule 'martian'"),
         ({"tokenizer.ggml.token_type": [1]}, CheckpointError, "1 types"),
         ({"tokenizer.ggml.tokens": []}, CheckpointError, "0 tokens"),
+        ({"tokenizer.ggml.merges": ["unsplit"]}, CheckpointError, "cannot be built"),
+        ({"tokenizer.ggml.merges": ["no such"]}, CheckpointError, "cannot be built"),
     ],
 )
 def test_what_can_not_be_read_is_named(change, error, words):
