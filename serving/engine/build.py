@@ -68,7 +68,7 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     _check_weights(model.loaded.nbytes, facts.weight_bytes)
     runner_facts = _facts(config, target, sizes.groups, pages, model, max_model_len)
     limits = RunnerLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len, runner_facts.overlap)
-    runner = Runner(device, target.table, model, pages, runner_facts, limits, load)
+    runner = Runner(device, target.table, model, pages, runner_facts, limits, load, communicator)
     runner.warm_up()
     log.info("rank %d loaded %s on %s in %.1f s", topology.rank, facts.architecture, device.info.model, time.perf_counter() - began)
     return runner

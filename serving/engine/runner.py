@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
 from pagoda.hal.memory import MemoryKind
 from pagoda.hal.table import KernelTable
@@ -26,6 +27,9 @@ from pagoda.serving.engine.settings import SamplingSlots, Use
 
 PROMPT_CHUNK = 256
 """Rows whose logits exist at the same time when prompt logprobs are made."""
+
+WARM_PROMPTS = ((1, 17), (2, 17), (16, 17))
+"""Rows and tokens a row of small prompt steps: compilers make one kernel for one row, one for a multiple of 16, one for the rest."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Runner:
         facts: what the scheduler was told.
         limits: sizes of the stable buffers.
         reload: loads the model again after its weights were released, or None.
+        communicator: of the ranks, left when the runner is closed.
     """
 
     def __init__(
@@ -59,9 +64,10 @@ class Runner:
         facts: RunnerFacts,
         limits: RunnerLimits,
         reload: Callable[[], Model] | None = None,
+        communicator: Communicator | None = None,
     ) -> None:
         self.device, self.pages, self.facts, self.limits = device, pages, facts, limits
-        self._reload = reload
+        self._reload, self._communicator = reload, communicator
         self._stream = device.stream()
         vocab, rows = model.facts.vocab_size, limits.max_num_seqs
         self._slots = SamplingSlots(rows, vocab)
@@ -86,12 +92,13 @@ class Runner:
     def warm_up(self) -> None:
         """Before the first request: the largest prompt step, so that what it needs is there, and the decode steps of every bucket,
         greedy and sampled. Nothing on devices that run steps as they are, where a first step costs no more than a later one."""
-        buckets = self._captured.row_buckets(self.limits.max_num_seqs)
+        most, buckets = self.limits.max_num_seqs, self._captured.row_buckets(self.limits.max_num_seqs)
         longest = min(self.limits.max_num_batched_tokens, self.limits.max_model_len)
         for params in (SamplingParams(temperature=0), SamplingParams(seed=0)) if buckets else ():
-            self.run(self._dummy(1, longest, params))
+            for rows, length in ((1, longest), *WARM_PROMPTS):
+                self.run(self._dummy(min(rows, most), max(1, min(length, longest // rows)), params))
             for rows in buckets:
-                self.run(self._dummy(min(rows, self.limits.max_num_seqs), 1, params))
+                self.run(self._dummy(min(rows, most), 1, params))
 
     def run(self, plan: StepPlan) -> StepResult:
         """Start a step and wait for it."""
@@ -123,6 +130,8 @@ class Runner:
         """Give the device's memory back; nothing may be called afterwards."""
         self.device.synchronize()
         self._captured.clear()
+        if self._communicator is not None:
+            self._communicator.close()
         memory = self.device.memory
         vars(self).clear()
         gc.collect()
