@@ -13,8 +13,10 @@ class EngineClient(Protocol):
 
     facts: EngineFacts
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[RequestDelta]:
+    def generate(self, request: EngineRequest, patient: bool = False) -> AsyncIterator[RequestDelta]:
         """Submit and yield deltas until one is `finished`. Leaving the iterator early aborts the request.
+
+        `patient`: plain tokens may be kept until there is more to say, such as the end; for callers that show nothing meanwhile.
 
         Raises `RequestError` for a request that can never fit (with the number that was too big), `EngineDeadError`
         when the engine ends, also in the middle.

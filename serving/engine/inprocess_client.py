@@ -47,9 +47,9 @@ class InProcessClient:
         client._thread.start()
         return client
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[RequestDelta]:
+    async def generate(self, request: EngineRequest, patient: bool = False) -> AsyncIterator[RequestDelta]:
         core = self._core()
-        async with contextlib.aclosing(self._streams.generate(request, core.submit, core.abort)) as deltas:
+        async with contextlib.aclosing(self._streams.generate(request, core.submit, core.abort, patient)) as deltas:
             async for delta in deltas:
                 yield delta
 

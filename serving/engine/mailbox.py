@@ -14,18 +14,23 @@ Piece = int | RequestDelta
 
 
 class Mailbox:
-    """Written and read in one asyncio loop, by one reader."""
+    """Written and read in one asyncio loop, by one reader. A patient one is not woken for plain tokens: they come with the next delta."""
 
-    __slots__ = ("_error", "_pieces", "_reader", "_request_id")
+    __slots__ = ("_error", "_patient", "_pieces", "_reader", "_ready", "_request_id")
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, patient: bool = False) -> None:
         self._request_id = request_id
+        self._patient = patient
+        self._ready = False
         self._pieces: list[Piece] = []
         self._error: PagodaError | None = None
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, piece: Piece) -> None:
         self._pieces.append(piece)
+        if self._patient and isinstance(piece, int):
+            return
+        self._ready = True
         if self._reader is not None:
             self._wake(self._reader)
 
@@ -37,7 +42,7 @@ class Mailbox:
 
     async def take(self) -> RequestDelta:
         """All that has come, at least one piece; raises what `fail` was given."""
-        while self._error is None and not self._pieces:
+        while self._error is None and not self._ready:
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
@@ -45,7 +50,7 @@ class Mailbox:
                 self._reader = None
         if self._error is not None:
             raise self._error
-        pieces, self._pieces = self._pieces, []
+        pieces, self._pieces, self._ready = self._pieces, [], False
         return merge(self._request_id, pieces)
 
     @staticmethod

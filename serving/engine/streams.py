@@ -22,13 +22,13 @@ class Streams:
             raise EngineDeadError(str(self._dead)) from self._dead
 
     async def generate(
-        self, request: EngineRequest, submit: Callable[[EngineRequest], None], abort: Callable[[list[str]], None]
+        self, request: EngineRequest, submit: Callable[[EngineRequest], None], abort: Callable[[list[str]], None], patient: bool = False
     ) -> AsyncGenerator[RequestDelta, None]:
         """The deltas of one request, from `submit` to its end; leaving early aborts it."""
         self.check()
         if request.request_id in self._boxes:
             raise RequestError(f"request_id {request.request_id!r} is already running; live ids must differ", param="request_id")
-        box = self._boxes[request.request_id] = Mailbox(request.request_id)
+        box = self._boxes[request.request_id] = Mailbox(request.request_id, patient)
         ended = False
         try:
             submit(request)

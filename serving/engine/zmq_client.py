@@ -66,9 +66,9 @@ class ZmqClient:
         """The engine's process."""
         return self._child.process.pid
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[RequestDelta]:
+    async def generate(self, request: EngineRequest, patient: bool = False) -> AsyncIterator[RequestDelta]:
         submit, abort = (lambda one: self._send(Submit(one))), (lambda ids: self._send(Abort(ids)))
-        async with contextlib.aclosing(self._streams.generate(request, submit, abort)) as deltas:
+        async with contextlib.aclosing(self._streams.generate(request, submit, abort, patient)) as deltas:
             async for delta in deltas:
                 yield delta
 

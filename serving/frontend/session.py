@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 from pagoda.serving.engine.client import EngineClient
-from pagoda.serving.engine.messages import EngineRequest, RequestDelta, SequenceDelta
+from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.frontend.outputs import OutputBuilder, RequestOutput
 from pagoda.serving.frontend.processor import Encoded, Messages, Processor, Prompt
@@ -41,13 +39,13 @@ class Session:
     def _made(self, encoded: Encoded, params: SamplingParams | None, fields: dict[str, Any]) -> tuple[EngineRequest, str | None]:
         return self.processor.request(encoded.ids, params or self.processor.default_params(), **fields), encoded.text
 
-    async def run(self, request: EngineRequest, prompt: str | None = None) -> AsyncGenerator[RequestOutput, None]:
-        """Send a request; yields its output, the same growing object, after every step until it is finished.
+    async def run(self, request: EngineRequest, prompt: str | None = None, *, patient: bool = False) -> AsyncGenerator[RequestOutput, None]:
+        """Send a request; yields its output, the same growing object, after every step until it is finished (`patient`: less often).
 
         Leaving early ends the request in the engine, as do its stop strings.
         """
         builder = OutputBuilder(request, prompt, self.processor.text.tokenizer)
-        async with aclosing(self.client.generate(request)) as deltas:  # type: ignore[type-var]
+        async with aclosing(self.client.generate(request, patient)) as deltas:  # type: ignore[type-var]
             async for delta in deltas:
                 builder.push(delta)
                 yield builder.output
@@ -55,48 +53,10 @@ class Session:
                     return
 
     async def complete(self, request: EngineRequest, prompt: str | None = None) -> RequestOutput:
-        """The finished output. Text is made in one go at the end, unless a stop string may end it before."""
-        if request.params.stop:
-            return await self._watched(request, prompt)
-        builder = OutputBuilder(request, prompt, self.processor.text.tokenizer)
-        rest: list[RequestDelta] = []
-        async with aclosing(self.client.generate(request)) as deltas:  # type: ignore[type-var]
-            async for delta in deltas:
-                if builder.output.metrics.first_token_time is None:
-                    builder.push(delta)
-                else:
-                    rest.append(delta)
-        if rest:
-            builder.push(merged(rest))
-        return builder.output
-
-    async def _watched(self, request: EngineRequest, prompt: str | None) -> RequestOutput:
-        async with aclosing(self.run(request, prompt)) as outputs:
+        """The finished output. Without stop strings nothing needs its tokens before the end, so the engine may keep them."""
+        outputs = self.run(request, prompt, patient=not request.params.stop)
+        async with aclosing(outputs):
             async for output in outputs:
                 if output.finished:
                     return output
         raise AssertionError("an engine's stream ends with a finished delta")
-
-
-def merged(deltas: Sequence[RequestDelta]) -> RequestDelta:
-    """Several deltas of one request, in order, as one that says the same."""
-    parts: dict[int, list[SequenceDelta]] = {}
-    for delta in deltas:
-        for part in delta.sequences:
-            parts.setdefault(part.index, []).append(part)
-    last = deltas[-1]
-    return replace(
-        last,
-        sequences=tuple(map(_merged_parts, parts.values())),
-        cached_tokens=max(delta.cached_tokens for delta in deltas),
-        prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None),
-    )
-
-
-def _merged_parts(parts: list[SequenceDelta]) -> SequenceDelta:
-    given = [part.logprobs for part in parts if part.logprobs is not None]
-    return replace(
-        parts[-1],
-        token_ids=tuple(chain.from_iterable(part.token_ids for part in parts)),
-        logprobs=tuple(chain.from_iterable(given)) if given else None,
-    )

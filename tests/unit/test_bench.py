@@ -9,7 +9,7 @@ from statistics import mean, pstdev
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda.hal.errors import ConfigError, PagodaError
 from pagoda.serving.cli.bench.load import LoadOptions, arrivals, asks
@@ -20,6 +20,7 @@ from toy_engine import ToyEngine
 from toy_server import toy_server
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.sampled_from([0, 1, 50, 90, 99, 100]))
 def test_percentiles_equal_numpy(values: list[float], percent: int) -> None:
     assert percentile(sorted(values), percent) == pytest.approx(np.percentile(values, percent), abs=1e-6)

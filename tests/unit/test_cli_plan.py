@@ -6,7 +6,7 @@ import io
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda.serving.cli.main import main
 from pagoda.serving.cli.plan_view import bar, grouped, record, show, size
@@ -22,6 +22,7 @@ def plan() -> EnginePlan:
     return plan_engine(EngineConfig(device="null:h200", max_model_len=4096))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 10**12), min_size=5, max_size=5), st.integers(20, 200))
 def test_a_bar_fills_its_width_and_shows_whatever_is_there(amounts: list[int], width: int) -> None:
     drawn = bar(dict(zip(PARTS, amounts, strict=True)), sum(amounts), width)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda.hal.errors import RequestError
 from pagoda.serving.cli.conversation import Conversation, Leave
@@ -72,6 +72,7 @@ def test_blocks_end_at_blank_lines_outside_of_fences() -> None:
     assert finished_blocks("~~~\n```\n\nx") == 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["a", "\n", "\n\n", "```", " ", "- b\n"]), max_size=20).map("".join), st.data())
 def test_blocks_only_grow(text: str, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(text)))

@@ -76,6 +76,22 @@ async def test_a_reader_that_keeps_up_gets_each_and_waits_in_between() -> None:
         await box.take()
 
 
+async def test_a_patient_reader_is_woken_only_for_what_is_more_than_a_token() -> None:
+    box = Mailbox("a", patient=True)
+    reading = asyncio.create_task(box.take())
+    for token in (1, 2):
+        box.put(token)
+        await asyncio.sleep(0)
+        assert not reading.done()
+    box.put(delta(0, 3, finished=True))
+    taken = await reading
+    assert (taken.sequences[0].token_ids, taken.finished) == ((1, 2, 3), True)
+    box.put(4)
+    box.fail(EngineDeadError("gone"))
+    with pytest.raises(EngineDeadError, match="gone"):
+        await box.take()
+
+
 async def test_streams_route_reject_abort_and_fail() -> None:
     streams, submitted, aborted = Streams(), [], []
     one, two, three = (streams.generate(toy_request(name, [3]), submitted.append, aborted.extend) for name in "abc")
