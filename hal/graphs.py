@@ -19,12 +19,14 @@ class GraphPolicy:
         token_buckets: token counts that a step is padded to, ascending; empty means no padding.
         row_buckets: request counts that a step is padded to, ascending; empty means no padding.
         static_shapes: every step must be padded to a bucket, prefill too.
+        at_start: capture all buckets before the first request; otherwise each when it is first needed.
     """
 
     mode: Literal["eager", "captured", "traced"] = "eager"
     token_buckets: tuple[int, ...] = ()
     row_buckets: tuple[int, ...] = ()
     static_shapes: bool = False
+    at_start: bool = True
 
     def token_bucket(self, tokens: int) -> int:
         """The size that a step of `tokens` tokens is padded to (itself where no bucket fits)."""

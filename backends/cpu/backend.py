@@ -10,6 +10,7 @@ from pagoda.hal.device import Device
 from pagoda.hal.errors import DeviceError
 from pagoda.hal.info import CONTRACT_VERSION, DeviceInfo, Feature, Limits, Probe
 from pagoda.hal.kernel import Kernel
+from pagoda.ops.native.library import available
 
 
 class CpuBackend:
@@ -43,6 +44,8 @@ class CpuBackend:
         vendor, name = machine.processor()
         arch = machine.architecture()
         features = {Feature.FLOAT64, Feature.UNIFIED_MEMORY} | ({Feature.INT8} if arch in machine.INT8_ARCHS else set())
+        if available() is None:
+            features.add(Feature.GRAPHS)
         return DeviceInfo(
             vendor=vendor,
             model=name,

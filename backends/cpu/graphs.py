@@ -35,7 +35,7 @@ class RecordedGraphs:
     """Graphs of a CPU with the native library."""
 
     def __init__(self) -> None:
-        self.policy = GraphPolicy("captured", ROWS, ROWS)
+        self.policy = GraphPolicy("captured", ROWS, ROWS, at_start=False)
 
     def capture(self, key: Hashable, fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Replay:
         try:

@@ -67,9 +67,9 @@ class CapturedSteps:
         return Bucket(tokens, rows)
 
     def row_buckets(self, most: int) -> tuple[int, ...]:
-        """Sizes of decode steps up to `most` rows, largest first: later captures then fit into the memory of earlier ones."""
+        """Sizes to capture at start, decode steps up to `most` rows; largest first: later ones then fit into the memory of earlier ones."""
         policy = self._policy
-        if policy.mode == "eager":
+        if policy.mode == "eager" or not policy.at_start:
             return ()
         used = {policy.row_bucket(rows) for rows in range(1, most + 1)}
         return tuple(sorted(used & set(policy.row_buckets), reverse=True))
