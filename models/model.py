@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pagoda.hal.kv import LayerCache, LayerPages
-from pagoda.ops.attention import PagedBatch
 
 if TYPE_CHECKING:
     import torch
+    from pagoda.ops.attention import PagedBatch
 
 
 @dataclass(frozen=True)
