@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -118,6 +120,19 @@ def test_block_products_are_the_same_for_any_rows(kind: str) -> None:
     for threads, rows in itertools.product((1, 3), (1, 2, 3, 4, 5, 6, 18, 19, 50, 99)):
         with _threads(threads):
             assert torch.equal(run.run(packed, x[:rows]), expected[:rows]), (threads, rows)
+
+
+def test_native_kernels_share_torchs_threads() -> None:
+    kernel = KERNELS["gemm=native"].load(GemmFacts("float32", 512, 512))
+    packed, x = kernel.pack({"weight": torch.ones(512, 512)}), torch.ones(256, 512)
+    with _threads(3):
+        torch.nn.functional.gelu(torch.ones(1 << 20))
+        before = len(os.listdir("/proc/self/task"))
+        kernel.run(packed, x)
+        assert len(os.listdir("/proc/self/task")) == before
+    with open("/proc/self/maps") as maps:
+        runtimes = {line.split()[-1] for line in maps if re.search(r"lib(gomp|omp|iomp5)[^/]*\.so", line)}
+    assert len(runtimes) == 1, runtimes
 
 
 @contextmanager
