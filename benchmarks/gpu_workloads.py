@@ -72,7 +72,8 @@ class DummyEngine:
 
     async def _collect(self, prompt: list[int], params: SamplingParams) -> list[RequestDelta]:
         self._count += 1
-        return [delta async for delta in self._client.generate(EngineRequest(f"request-{self._count}", tuple(prompt), params))]
+        request = EngineRequest(f"request-{self._count}", tuple(prompt), params)
+        return [delta async for delta in self._client.generate(request, patient=True)]
 
 
 def load_workloads(folder: Path) -> ModuleType:

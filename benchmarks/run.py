@@ -2,6 +2,7 @@
 
 host_step.py        host work of one decode step on the null device
 kv_waste.py         share of allocated KV slots that hold nothing, under a mixed load
+sdk_overhead.py     host work of the SDK's side of a token
 static_batches.py   throughput against transformers with static, maximum-length batches, in the same run
 """
 
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SCRIPTS = ("host_step.py", "kv_waste.py", "static_batches.py")
+SCRIPTS = ("host_step.py", "kv_waste.py", "sdk_overhead.py", "static_batches.py")
 
 
 def main() -> int:
