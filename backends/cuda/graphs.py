@@ -33,19 +33,26 @@ class CudaGraphs:
         self.policy = GraphPolicy("captured", ROWS, ROWS)
         self._device = device
         self._pool: Any = None
+        self._keeper: torch.cuda.CUDAGraph | None = None
 
     def capture(self, key: Hashable, fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Replay:
         before = torch.cuda.memory_reserved(self._device)
         try:
             self._warm_up(fn, inputs)
             graph = torch.cuda.CUDAGraph()
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._shared_pool(), capture_error_mode="thread_local"):
                 outputs = fn(*inputs)
         except RuntimeError as error:
             raise DeviceError(f"step {key} could not be captured: {error}") from error
         return CudaReplay(graph, outputs, torch.cuda.memory_reserved(self._device) - before)
+
+    def _shared_pool(self) -> Any:
+        """The pool of all buckets. A graph of its own holds it: torch cannot capture into a pool whose graphs have all gone."""
+        if self._keeper is None:
+            self._keeper, self._pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(self._keeper, pool=self._pool, capture_error_mode="thread_local"):
+                torch.zeros(1, device=self._device)
+        return self._pool
 
     def _warm_up(self, fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> None:
         """Compiles and allocates outside the capture."""

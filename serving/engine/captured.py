@@ -41,6 +41,7 @@ class CapturedSteps:
         self._device, self._forward, self._longest = device, forward, longest
         self._policy = device.graphs.policy
         self._steps: dict[tuple[object, ...], Captured] = {}
+        self._generation = 0
         if self._policy.mode == "eager":
             return
         rows = max(rows, self._policy.row_bucket(rows))
@@ -76,13 +77,16 @@ class CapturedSteps:
 
     def __call__(self, batch: StepBatch, generation: int) -> Sampled:
         """Run a padded step. `generation` changes when the step's buffers moved."""
+        if generation != self._generation:
+            self.clear()
+            self._generation = generation
         rows = len(batch.views["seq_lens"])
         for group, table in enumerate(self._tables):
             staged = batch.views[f"table{group}"]
             table[:rows, : staged.shape[1]].copy_(staged)
         groups = batch.groups(tuple(table[:rows] for table in self._tables), self._longest)
         fused = self._policy.static_shapes or not batch.use & SPLIT
-        key = self._key(batch, generation, fused)
+        key = self._key(batch, fused)
         captured = self._steps.get(key) or self._capture(key, batch, groups, fused)
         self._forward.model.plan(groups, captured.plans)
         given: Sampled = captured.replay()
@@ -91,8 +95,8 @@ class CapturedSteps:
         assert self._logits is not None
         return self._forward.sample(self._logits[:rows], batch)
 
-    def _key(self, batch: StepBatch, generation: int, fused: bool) -> tuple[object, ...]:
-        shape = (generation, len(batch.views["token_ids"]), len(batch.views["seq_lens"]), batch.uniform, batch.every_row_sampled, fused)
+    def _key(self, batch: StepBatch, fused: bool) -> tuple[object, ...]:
+        shape = (len(batch.views["token_ids"]), len(batch.views["seq_lens"]), batch.uniform, batch.every_row_sampled, fused)
         if not fused:
             return (*shape, int(batch.use & Use.RANDOM))  # which decides where the step's arrays lie
         if batch.use & SPLIT:
