@@ -15,6 +15,7 @@ from pagoda.ops.gguf.types import GgmlType
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_gguf import GemmGgufFacts
 from pagoda.ops.moe import MoeMlpFacts
+from pagoda.ops.native.arena import arena
 from pagoda.ops.native.library import QUANT_KINDS, Native, QuantArgs, load
 
 _threads = torch.get_num_threads
@@ -32,7 +33,7 @@ class PackedBlocks:
             facts.in_features, facts.out_features, QUANT_KINDS[facts.kind], 0, None, None if bias is None else bias.data_ptr()
         )
         self.handle = ctypes.addressof(self.args)
-        weight = torch.empty(native.quant_bytes(self.handle), dtype=torch.uint8)
+        weight = arena().take(native.quant_bytes(self.handle))
         self.args.weight = weight.data_ptr()
         self.tensors, self.outer = (weight, bias), facts.out_features
 

@@ -15,6 +15,7 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.attention import AttentionFacts, PagedBatch
 from pagoda.ops.linear import GemmFacts
+from pagoda.ops.native.arena import arena
 from pagoda.ops.native.library import TYPES, AttentionArgs, BatchArgs, GemmArgs, Native, PagesArgs, load
 from pagoda.ops.norm import NormFacts
 from pagoda.ops.rope import RopeFacts
@@ -38,7 +39,7 @@ class PackedWeight:
     def __init__(self, facts: GemmFacts, bias: bool) -> None:
         padded = -(-facts.out_features // _GROUP) * _GROUP
         dtype = getattr(torch, facts.dtype)
-        weight = torch.empty(padded * facts.in_features, dtype=dtype)
+        weight = arena().take(padded * facts.in_features * dtype.itemsize).view(dtype)
         self.tensors = (weight, torch.zeros(padded, dtype=torch.float32) if bias else None)
         self.outer = facts.out_features
         address = self.tensors[1].data_ptr() if self.tensors[1] is not None else None
