@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -130,8 +132,9 @@ def test_native_kernels_share_torchs_threads() -> None:
         before = len(os.listdir("/proc/self/task"))
         kernel.run(packed, x)
         assert len(os.listdir("/proc/self/task")) == before
-    with open("/proc/self/maps") as maps:
-        runtimes = {line.split()[-1] for line in maps if re.search(r"lib(gomp|omp|iomp5)[^/]*\.so", line)}
+    code = "import torch; from pagoda.ops.native.library import load; load(); print(open('/proc/self/maps').read())"
+    maps = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    runtimes = {line.split()[-1] for line in maps.splitlines() if re.search(r"lib(gomp|omp|iomp5)[^/]*\.so", line)}
     assert len(runtimes) == 1, runtimes
 
 
