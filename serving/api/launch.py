@@ -19,7 +19,7 @@ from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.starter import deferred_starter
 from pagoda.serving.engine.zmq_client import ZmqClient
 from pagoda.serving.frontend.generation_config import sampling_defaults
-from pagoda.serving.frontend.load import load_text, tokenizer_path
+from pagoda.serving.frontend.load import text_of
 from pagoda.serving.frontend.text import TextFrontend
 
 log = logging.getLogger("pagoda.api")
@@ -55,12 +55,21 @@ async def _load(engine_config: EngineConfig, server_config: ServerConfig) -> tup
     """Engine and text side at the same time; an error of either ends the other."""
     engine = asyncio.create_task(ZmqClient.start(deferred_starter(engine_config)))
     try:
-        text = await asyncio.to_thread(load_text, tokenizer_path(engine_config), chat_template=server_config.chat_template)
+        text = await asyncio.to_thread(_text, engine_config, server_config)
         return await engine, text
     except BaseException:
         engine.cancel()
         await asyncio.wait([engine])
         raise
+
+
+def _text(engine_config: EngineConfig, server_config: ServerConfig) -> TextFrontend:
+    return text_of(
+        engine_config,
+        chat_template=server_config.chat_template,
+        content_format=server_config.chat_template_content_format,
+        template_defaults=server_config.default_chat_template_kwargs,
+    )
 
 
 def shown_settings(engine_config: EngineConfig, server_config: ServerConfig) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from frontend_samples import byte_level
 from tiny_checkpoints import logits, make
 from toy_process import SERVE, ServerProcess
 
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+TEMPLATE = (
+    "{{ greeting }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +95,27 @@ def test_keys_and_names(tiny, client):
         stranger.models.list()
 
 
-def test_a_template_from_a_file(checkpoint, tmp_path):
+@pytest.mark.heavy
+def test_a_template_from_a_file_with_defaults(checkpoint, tmp_path):
     path = tmp_path / "chat.jinja"
     path.write_text(TEMPLATE)
-    with serve(checkpoint[0], "--chat-template", str(path)) as server:
+    with serve(checkpoint[0], "--chat-template", str(path), "--default-chat-template-kwargs", '{"greeting": "Hi! "}') as server:
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "return_token_ids": True}
         reply = httpx.post(f"{server.where}/v1/chat/completions", json=body, timeout=60).json()
         text = httpx.post(f"{server.where}/detokenize", json={"tokens": reply["prompt_token_ids"]}).json()["prompt"]
-    assert text == "user: hello\nassistant:"
+    assert text == "Hi! user: hello\nassistant:"
+
+
+@pytest.mark.heavy
+def test_ids_alone_without_a_tokenizer(checkpoint):
+    prompt = [30, 40, 50]
+    with serve(checkpoint[0], "--skip-tokenizer-init") as server:
+        body = {"max_tokens": 5, "temperature": 0, "return_token_ids": True}
+        choice = httpx.post(f"{server.where}/v1/completions", json={"prompt": prompt, **body}, timeout=60).json()["choices"][0]
+        refused = httpx.post(f"{server.where}/v1/completions", json={"prompt": "text", **body})
+    assert (choice["token_ids"], choice["text"]) == (greedy(checkpoint[1], prompt, 5)[0], "")
+    assert refused.status_code == 400
+    assert "--skip-tokenizer-init" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 import re
 import threading
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from pagoda.hal.errors import ConfigError
+from pagoda.serving import api
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.statlog import stats_line
 from pagoda.serving.engine.messages import EngineStats
@@ -160,3 +163,9 @@ async def test_long_texts_are_encoded_off_the_event_loop():
         await toy.chat("x" * 3000)
         await toy.http.post("/tokenize", json={"prompt": "x" * 3000})
     assert tokenizer.threads == [True, False, False, False]
+
+
+def test_every_flag_is_read_somewhere():
+    sources = [path.read_text() for path in Path(api.__file__).parent.rglob("*.py") if path.name != "config.py"]
+    unread = [field.name for field in fields(ServerConfig) if not any(re.search(rf"config\.{field.name}\b", text) for text in sources)]
+    assert unread == []
