@@ -24,21 +24,30 @@ class Arena:
         self._used = 0
 
     def take(self, nbytes: int) -> torch.Tensor:
-        """Uninitialised memory, uint8 `[nbytes]`, its address a multiple of 64."""
+        """Uninitialised memory, uint8 `[nbytes]`, a storage of its own; its address is a multiple of 64."""
         with self._lock:
             if nbytes > CHUNK // 2:
-                return _large(nbytes)
+                return _piece(_large(nbytes), 0, nbytes)
             start = -(-self._used // 64) * 64
             if start + nbytes > self._chunk.numel():
                 self._chunk, start = _large(CHUNK), 0
             self._used = start + nbytes
-            return self._chunk[start : self._used]
+            return _piece(self._chunk, start, nbytes)
 
 
 @cache
 def arena() -> Arena:
     """The process's, as there is one of torch's allocators."""
     return Arena()
+
+
+def _piece(chunk: torch.Tensor, start: int, nbytes: int) -> torch.Tensor:
+    if nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    # Not a slice: whoever counts memory by storages shall count the piece and not its chunk.
+    memory = (ctypes.c_uint8 * nbytes).from_address(chunk.data_ptr() + start)
+    memory.chunk = chunk  # type: ignore[attr-defined]  # keeps it alive as long as the storage keeps `memory`
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _large(nbytes: int) -> torch.Tensor:

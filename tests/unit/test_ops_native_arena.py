@@ -15,6 +15,7 @@ def test_pieces_are_aligned_and_apart() -> None:
     pieces = [arena.take(size) for size in sizes]
     spans = sorted((piece.data_ptr(), piece.data_ptr() + piece.numel()) for piece in pieces)
     assert [piece.numel() for piece in pieces] == list(sizes)
+    assert [piece.untyped_storage().nbytes() for piece in pieces] == list(sizes)
     assert all(start % 64 == 0 for start, _ in spans)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
