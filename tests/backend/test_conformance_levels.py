@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from pagoda.ops.native.library import available
 from pagoda.serving.conformance.runner import run_levels
+
+
+@pytest.fixture(autouse=True)
+def native_kernels() -> None:
+    """What the CPU claims can only be shown with them."""
+    assert available() is None, "run python -m pagoda.ops.native.build"
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])

@@ -15,7 +15,7 @@ def test_checks_become_tests_only_when_asked(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     plain = subprocess.run(command, capture_output=True, text=True, check=False)
     assert plain.returncode == 0 and "1 passed" in plain.stdout, plain.stdout
-    asked = [*command, "--pagoda-device", "cpu", "--pagoda-level", "2", "-vv"]
+    asked = [*command, "--pagoda-device", "reference", "--pagoda-level", "2", "-vv"]
     result = subprocess.run(asked, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     tests = [line for line in result.stdout.splitlines() if "graphs: " in line]
