@@ -57,6 +57,7 @@ class DeviceInfo:
     dtypes: frozenset[str]
     features: frozenset[Feature] = frozenset()
     limits: Limits = field(default_factory=Limits)
+    default_dtype: str = "bfloat16"
     driver: str = ""
 
 

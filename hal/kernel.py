@@ -103,6 +103,7 @@ class Kernel:
         claims: what conformance may hold it to: "batch_invariant", "capturable".
         packed_bytes: bytes that `pack` keeps of one use, when it keeps tensors of its own and none of its inputs.
         needs_host_lengths: `plan` reads exact lengths on the host, which bars multi-step replays.
+        eps: relative spacing of the numbers it computes with, where that is coarser than the dtype's (inputs made integers).
     """
 
     op: str
@@ -114,6 +115,7 @@ class Kernel:
     claims: frozenset[str] = frozenset()
     packed_bytes: Callable[[Any], int] | None = None
     needs_host_lengths: bool = False
+    eps: float = 0.0
 
     def refuse(self, info: DeviceInfo, facts: Facts) -> Reason | None:
         """Why it does not fit this device and use, or None."""

@@ -61,6 +61,7 @@ def describe(
     dtype: str = "auto",
     kv_dtype: str = "auto",
     dtypes: Iterable[str] = COMPUTE,
+    default: str = COMPUTE[0],
     shard: Shard | None = None,
     quantization: str | None = None,
     table: KernelTable | None = None,
@@ -69,7 +70,7 @@ def describe(
 
     Args:
         checkpoint: opened, or a bare config.json mapping.
-        dtype, kv_dtype: dtype names, or "auto": the checkpoint's if the device has it (`dtypes`); the model's.
+        dtype, kv_dtype: dtype names, or "auto": the checkpoint's if the device has it (`dtypes`), `default` where it does not say; the model's.
         quantization: name of a number format; found from the checkpoint when None.
         table: kernels of the device; given, every primitive is checked and `ModelError` names all that have no kernel.
 
@@ -81,7 +82,7 @@ def describe(
     shard = shard or Shard()
     family = find_family(checkpoint.config)
     spec = read_spec(family, checkpoint.config)
-    computing = _dtype(checkpoint.config, dtype, tuple(dtypes))
+    computing = _dtype(checkpoint.config, dtype, tuple(dtypes), default)
     numerics = Numerics(computing, computing if kv_dtype == "auto" else kv_dtype)
     source = checkpoint.open() if checkpoint.open is not None else None
     format = format_for(checkpoint.config, source.tensors if source else {}, quantization)
@@ -132,11 +133,11 @@ def load_model(
     return Decoder(description.spec, build, description.facts)
 
 
-def _dtype(config: Mapping[str, Any], asked: str, available: tuple[str, ...]) -> str:
+def _dtype(config: Mapping[str, Any], asked: str, available: tuple[str, ...], default: str) -> str:
     if asked != "auto":
         return asked
     stored = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
-    fitting = [name for name in (stored, *COMPUTE) if name in COMPUTE and name in available]
+    fitting = [name for name in (stored, default, *COMPUTE) if name in COMPUTE and name in available]
     return fitting[0] if fitting else "float32"
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from pagoda.hal.info import DeviceInfo
 from pagoda.hal.kernel import Kernel, KernelRun
-from pagoda.ops.op import Case, Op
+from pagoda.ops.op import DTYPE_EPS, Case, Op
 
 _GUARD = 256
 """Elements of guard zone on each side of an input."""
@@ -84,7 +84,7 @@ def _check_case(kernel: Kernel, op: Op, case: Case, device: torch.device, report
         placed = place(case, device)
         with _poison(poisoned):
             result = _invoke(run, weights, placed.case)
-        problem = _judge(result, placed, expected, op.tolerance(case), report) or placed.damage(case)
+        problem = _judge(result, placed, expected, _allowed(kernel, op, case), report) or placed.damage(case)
         if problem is not None:
             return problem
         if weights:
@@ -96,6 +96,11 @@ def _check_case(kernel: Kernel, op: Op, case: Case, device: torch.device, report
 
 def has_weights(op: Op) -> bool:
     return "packed" in inspect.signature(getattr(op.reference, "run")).parameters  # noqa: B009 - a callable, not always a class
+
+
+def _allowed(kernel: Kernel, op: Op, case: Case) -> float:
+    """The primitive's tolerance, scaled where the kernel says that its numbers are coarser than the dtype."""
+    return op.tolerance(case) * max(1.0, kernel.eps / DTYPE_EPS[case.facts.dtype])
 
 
 def _invoke(run: KernelRun, weights: list[Any], case: Case) -> Any:

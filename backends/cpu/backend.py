@@ -55,6 +55,7 @@ class CpuBackend:
             dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
             features=frozenset(features),
             limits=Limits(max_threads=machine.cores(), alignment=64, page_sizes=(16, 32, 64, 128)),
+            default_dtype="float32",  # as wide as the integer products are exact; activations are small beside the weights
         )
 
     def kernels(self) -> Iterable[Kernel]:

@@ -53,10 +53,14 @@ def _native(op: str, implementation: str, *questions: _Question) -> Kernel:
     return Kernel(op, "native", _NATIVE + implementation, _needs(), accepts, rank=10.0, claims=_CLAIMS)
 
 
+_INPUT_EPS = 2.0**-14
+"""Inputs of the block products are integers of 15 bits."""
+
+
 def _blocks_kernel() -> Kernel:
-    needs = Needs(archs=_DOT_ARCHS, dtypes=frozenset({"bfloat16"}), facts={"kind": tuple(QUANT_KINDS)})
+    needs = Needs(archs=_DOT_ARCHS, dtypes=frozenset(TYPES), facts={"kind": tuple(QUANT_KINDS)})
     path = _MORE + "NativeGemmGguf"
-    return replace(_native("gemm_gguf", ""), implementation=path, needs=needs, rank=20.0, packed_bytes=_block_bytes)
+    return replace(_native("gemm_gguf", ""), implementation=path, needs=needs, rank=20.0, packed_bytes=_block_bytes, eps=_INPUT_EPS)
 
 
 def _decoded_kernel() -> Kernel:
@@ -82,7 +86,7 @@ def _expert_block_kernels() -> tuple[Kernel, Kernel]:
     path, claims = f"{_EXPERTS}NativeMoeMlpGguf", frozenset({"batch_invariant"})
     kernel = replace(_native("moe_mlp_gguf", ""), implementation=path, packed_bytes=_expert_bytes(_block_bytes), claims=claims)
     decoded = replace(kernel, name="native_decoded", implementation=f"{path}Decoded", packed_bytes=_expert_bytes(_gemm_bytes))
-    return replace(kernel, needs=Needs(archs=_DOT_ARCHS, dtypes=frozenset({"bfloat16"})), accepts=accepts, rank=20.0), decoded
+    return replace(kernel, needs=_needs(_DOT_ARCHS), accepts=accepts, rank=20.0, eps=_INPUT_EPS), decoded
 
 
 class _Product(NamedTuple):

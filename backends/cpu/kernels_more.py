@@ -15,8 +15,12 @@ from pagoda.ops.gguf.types import GgmlType
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_gguf import GemmGgufFacts
 from pagoda.ops.moe import MoeMlpFacts
+<<<<<<< HEAD
 from pagoda.ops.native.arena import arena
 from pagoda.ops.native.library import QUANT_KINDS, Native, QuantArgs, load
+=======
+from pagoda.ops.native.library import QUANT_KINDS, TYPES, Native, QuantArgs, load
+>>>>>>> 77a03dd (Quantised blocks are multiplied by float32 activations too, and a CPU computes in float32 where a checkpoint names no dtype: the default model's answers are the exact ones)
 
 _threads = torch.get_num_threads
 
@@ -29,9 +33,8 @@ class PackedBlocks:
     def __init__(self, facts: GemmGgufFacts, native: Native) -> None:
         padded = -(-facts.out_features // 32) * 32
         bias = torch.zeros(padded, dtype=torch.float32) if facts.bias else None
-        self.args = QuantArgs(
-            facts.in_features, facts.out_features, QUANT_KINDS[facts.kind], 0, None, None if bias is None else bias.data_ptr()
-        )
+        address = None if bias is None else bias.data_ptr()
+        self.args = QuantArgs(facts.in_features, facts.out_features, QUANT_KINDS[facts.kind], TYPES[facts.dtype], None, address)
         self.handle = ctypes.addressof(self.args)
         weight = arena().take(native.quant_bytes(self.handle))
         self.args.weight = weight.data_ptr()

@@ -19,7 +19,7 @@ struct PgGemm {
 // A weight of 4 or 8 bits in blocks of 32, repacked by `quant_pack`; `kind` as in `quant.h`.
 struct PgQuant {
   int64_t inner, outer;
-  int32_t kind, reserved;
+  int32_t kind, type;  // of the blocks; of inputs and outputs
   const void* weight;
   const float* bias;  // padded to groups of 32, or null
 };

@@ -34,7 +34,7 @@ class GemmArgs(Structure):
 class QuantArgs(Structure):
     """`PgQuant`: a weight in blocks of 4 or 8 bits."""
 
-    _fields_ = (("inner", c_int64), ("outer", c_int64), ("kind", c_int32), ("reserved", c_int32), ("weight", c_void_p), ("bias", c_void_p))
+    _fields_ = (("inner", c_int64), ("outer", c_int64), ("kind", c_int32), ("type", c_int32), ("weight", c_void_p), ("bias", c_void_p))
 
 
 QUANT_KINDS = {"Q4_0": 0, "Q4_1": 1, "Q5_0": 2, "Q5_1": 3, "Q8_0": 4, "IQ4_NL": 5}

@@ -114,7 +114,8 @@ static Inputs carve_inputs(int64_t rows, int64_t inner) {
   return in;
 }
 
-PG_INLINE void quantise_block(const bf16* x, int offset, const Inputs& in, int64_t at, int64_t block) {
+template <class T>
+PG_INLINE void quantise_block(const T* x, int offset, const Inputs& in, int64_t at, int64_t block) {
   vf a = load(x), b = load(x + 16);
   float largest = max(vmax(vmax(a, -a), vmax(b, -b)));
   float inverse = largest > 0 ? 16256.0f / largest : 0.0f;
@@ -247,8 +248,8 @@ static void expand(const uint8_t* w, int64_t size, int64_t blocks, uint8_t* out)
     }
 }
 
-template <int BITS, bool MIN>
-static void quant_rows(const PgQuant* q, const Inputs& all, int64_t rows, bf16* out, int64_t ldo, int64_t first, int64_t last) {
+template <class T, int BITS, bool MIN>
+static void quant_rows(const PgQuant* q, const Inputs& all, int64_t rows, T* out, int64_t ldo, int64_t first, int64_t last) {
   constexpr int TAIL = BITS == 4 ? 512 : 1024, SIZE = TAIL + 64 + (MIN ? 64 : 0);
   int64_t inner = q->inner, blocks = inner / BLOCK, group = blocks * SIZE, pieces = (rows + 5) / 6;
   alignas(64) float c[6 * 2 * GROUP];
@@ -280,23 +281,30 @@ static void quant_rows(const PgQuant* q, const Inputs& all, int64_t rows, bf16* 
   }
 }
 
-static void quant_gemm(const PgQuant* q, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads) {
-  const bf16* from = (const bf16*)x;
+template <class T>
+static void quant_product(const PgQuant* q, const T* x, int64_t x_stride, int64_t rows, T* out, int64_t out_stride, int threads) {
   const Format& f = FORMATS[q->kind];
   int64_t inner = q->inner, blocks = inner / BLOCK, groups = (q->outer + GROUP - 1) / GROUP;
   Inputs in = carve_inputs(rows, inner);
   for_rows(rows, team(rows, inner * 4, threads), [=](int64_t r) {
-    for (int64_t b = 0; b < blocks; b++) quantise_block(from + r * x_stride + b * BLOCK, f.offset, in, r * inner + b * BLOCK, r * blocks + b);
+    for (int64_t b = 0; b < blocks; b++) quantise_block(x + r * x_stride + b * BLOCK, f.offset, in, r * inner + b * BLOCK, r * blocks + b);
   });
-  auto part = f.bits == 4 ? (f.minimum ? quant_rows<4, true> : quant_rows<4, false>)
-                          : (f.minimum ? quant_rows<8, true> : quant_rows<8, false>);
+  auto part = f.bits == 4 ? (f.minimum ? quant_rows<T, 4, true> : quant_rows<T, 4, false>)
+                          : (f.minimum ? quant_rows<T, 8, true> : quant_rows<T, 8, false>);
   if (groups < threads) threads = (int)groups;
   if (groups * inner * rows < 20000) threads = 1;
 #pragma omp parallel num_threads(threads > 0 ? threads : 1)
   {
     int64_t id = omp_get_thread_num(), team = omp_get_num_threads();
-    part(q, in, rows, (bf16*)out, out_stride, groups * id / team, groups * (id + 1) / team);
+    part(q, in, rows, out, out_stride, groups * id / team, groups * (id + 1) / team);
   }
+}
+
+static void quant_gemm(const PgQuant* q, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads) {
+  if (q->type == PG_F32)
+    quant_product(q, (const float*)x, x_stride, rows, (float*)out, out_stride, threads);
+  else
+    quant_product(q, (const bf16*)x, x_stride, rows, (bf16*)out, out_stride, threads);
 }
 
 #else

@@ -57,6 +57,7 @@ def describe_model(config: EngineConfig, target: Target, rank: int = 0) -> Descr
         dtype=config.dtype,
         kv_dtype=config.kv_cache_dtype,
         dtypes=target.info.dtypes,
+        default=target.info.default_dtype,
         shard=Shard(rank, config.tensor_parallel_size),
         quantization=config.quantization,
         table=target.table,
