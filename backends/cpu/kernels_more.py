@@ -15,12 +15,8 @@ from pagoda.ops.gguf.types import GgmlType
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_gguf import GemmGgufFacts
 from pagoda.ops.moe import MoeMlpFacts
-<<<<<<< HEAD
 from pagoda.ops.native.arena import arena
-from pagoda.ops.native.library import QUANT_KINDS, Native, QuantArgs, load
-=======
 from pagoda.ops.native.library import QUANT_KINDS, TYPES, Native, QuantArgs, load
->>>>>>> 77a03dd (Quantised blocks are multiplied by float32 activations too, and a CPU computes in float32 where a checkpoint names no dtype: the default model's answers are the exact ones)
 
 _threads = torch.get_num_threads
 
