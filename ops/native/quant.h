@@ -126,9 +126,11 @@ PG_INLINE void quantise_block(const T* x, int offset, const Inputs& in, int64_t 
   _mm_storeu_si128((__m128i*)(in.high + at + 16), _mm512_cvtepi32_epi8(hb));
   _mm_storeu_si128((__m128i*)(in.low + at), _mm512_cvtepi32_epi8(_mm512_sub_epi32(ia, _mm512_slli_epi32(ha, 7))));
   _mm_storeu_si128((__m128i*)(in.low + at + 16), _mm512_cvtepi32_epi8(_mm512_sub_epi32(ib, _mm512_slli_epi32(hb, 7))));
+  int32_t total = _mm512_reduce_add_epi32(_mm512_add_epi32(ia, ib));
   in.scale[block] = largest / 16256.0f;
-  in.shift[block] = offset * _mm512_reduce_add_epi32(_mm512_add_epi32(ia, ib));
-  in.sum[block] = sum(a + b);
+  in.shift[block] = offset * total;
+  // Of the integers, not of the numbers: their rounding then meets the weight itself, not a code that is far from it.
+  in.sum[block] = in.scale[block] * (float)total;
 }
 
 PG_INLINE __m512 half_floats(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }

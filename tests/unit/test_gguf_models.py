@@ -102,6 +102,10 @@ def theirs(model: transformers.PreTrainedModel) -> torch.Tensor:
         return model(torch.tensor([PROMPT])).logits[0]
 
 
+INTEGER_PRODUCTS = 1e-3
+"""Inputs of a product with blocks may be made integers of 15 bits: 3e-5 of a block's largest, several times over the layers."""
+
+
 def assert_close(got: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
     assert (got - expected).abs().max() < tolerance * expected.std(), ((got - expected).abs().max() / expected.std()).item()
 
@@ -118,7 +122,7 @@ def test_quantised_files_give_the_logits_of_the_rounded_model(name: str, kind: s
     model = make(name)
     path = write_gguf(model, tmp_path / "model.gguf", kind)
     round_model(model, kind)
-    assert_close(ours(path), theirs(model))
+    assert_close(ours(path), theirs(model), INTEGER_PRODUCTS)
 
 
 def test_a_model_in_several_files(tmp_path: Path) -> None:
@@ -235,7 +239,7 @@ def test_two_ranks_split_the_blocks(name: str, kind: str, tmp_path: Path) -> Non
     with ThreadPoolExecutor(2) as pool:
         both = list(pool.map(lambda r: rank(path, Topology(r, 2, address)), range(2)))
     for logits in both:
-        assert_close(logits, whole)
+        assert_close(logits, whole, INTEGER_PRODUCTS)
 
 
 @pytest.mark.parametrize("value", [0, -1, "x", [], [1, 2], None, 2**40, 1.5, True])
