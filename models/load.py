@@ -70,7 +70,8 @@ def describe(
 
     Args:
         checkpoint: opened, or a bare config.json mapping.
-        dtype, kv_dtype: dtype names, or "auto": the checkpoint's if the device has it (`dtypes`), `default` where it does not say; the model's.
+        dtype: a dtype name, or "auto": the checkpoint's if the device has it (`dtypes`), `default` where it does not say.
+        kv_dtype: a dtype name, or "auto": the model's.
         quantization: name of a number format; found from the checkpoint when None.
         table: kernels of the device; given, every primitive is checked and `ModelError` names all that have no kernel.
 
