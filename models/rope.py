@@ -111,17 +111,25 @@ def frequencies(rope: Rope, device: torch.device | str = "cpu") -> torch.Tensor:
             return plain / torch.tensor(short, dtype=torch.float32, device=device)
 
 
-def frequencies_by_length(rope: Rope, lengths: torch.Tensor) -> torch.Tensor:
-    """lengths `[T]` → radians per position `[T, dims / 2]`, for the scalings that depend on it."""
-    plain = _plain(rope.theta, rope.dims, lengths.device)
+def length_constants(rope: Rope, device: torch.device | str) -> torch.Tensor:
+    """What `frequencies_by_length` needs besides lengths, made once: a captured step may not copy from the host."""
     match rope.scaling:
-        case LongRopeScaling(short, long, original):
-            factors = torch.tensor((short, long), dtype=torch.float32, device=lengths.device)
-            return plain / factors[(lengths > original).long()]
+        case LongRopeScaling(short, long):
+            return _plain(rope.theta, rope.dims, device) / torch.tensor((short, long), dtype=torch.float32, device=device)
+        case _:
+            return _exponents(rope.dims, device)
+
+
+def frequencies_by_length(rope: Rope, lengths: torch.Tensor, constants: torch.Tensor | None = None) -> torch.Tensor:
+    """lengths `[T]` → radians per position `[T, dims / 2]`, for the scalings that depend on it."""
+    constants = length_constants(rope, lengths.device) if constants is None else constants
+    match rope.scaling:
+        case LongRopeScaling(original=original):
+            return constants[(lengths > original).long()]
         case DynamicScaling(factor, original):
             grown = (factor * lengths.clamp(min=original).float() / original) - (factor - 1)
             base = rope.theta * grown ** (rope.dims / (rope.dims - 2))
-            return base[:, None] ** -(_exponents(rope.dims, lengths.device))
+            return base[:, None] ** -constants
         case _:
             raise AssertionError(f"{rope} does not depend on length")
 
@@ -168,6 +176,7 @@ class RopeTable:
     def __init__(self, rope: Rope, positions: int, device: torch.device) -> None:
         self._rope = rope
         self._table: torch.Tensor | None = None
+        self._constants = length_constants(rope, device) if rope.by_length else None
         if not rope.by_length:
             angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies(rope))
             self._table = (torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.factor).to(device)
@@ -182,5 +191,5 @@ class RopeTable:
             cos, sin = self._table[positions].chunk(2, dim=-1)
             return cos, sin
         assert lengths is not None
-        angles = positions[:, None].float() * frequencies_by_length(self._rope, lengths)
+        angles = positions[:, None].float() * frequencies_by_length(self._rope, lengths, self._constants)
         return angles.cos() * self._rope.factor, angles.sin() * self._rope.factor
