@@ -11,14 +11,16 @@ from pagoda.hal.errors import ConfigError, ModelError
 from pagoda.hal.kernel import KernelRun
 from pagoda.hal.kv import LayerCache, LayerPages
 from pagoda.hal.table import KernelTable
-from pagoda.models.blocks.attention import AttentionBlock, Step
+from pagoda.models.blocks.attention import AttentionBlock
 from pagoda.models.blocks.feed_forward import MlpBlock, MoeBlock
+from pagoda.models.blocks.mla import MlaBlock
 from pagoda.models.blocks.norm import NormBlock
+from pagoda.models.blocks.paged import Step
 from pagoda.models.builder import Builder
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
 from pagoda.models.parallel.shard import Span
 from pagoda.models.rope import Rope, RopeTable
-from pagoda.models.spec import DecoderSpec, Embed, Head, Layer, Mlp, Moe, Residual
+from pagoda.models.spec import MLA, Attention, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Residual
 from pagoda.ops.attention import PagedBatch
 
 
@@ -57,7 +59,7 @@ class LayerBlock:
         self._scale = spec.scale
         self._parallel = spec.residual is Residual.PARALLEL
         self._communicator = build.communicator
-        self.mixer = AttentionBlock(build, f"{path}.mixer", spec.mixer, width) if spec.mixer else None
+        self.mixer = _mixer(build, f"{path}.mixer", spec.mixer, width)
         self.feed_forward = _feed_forward(build, f"{path}.ff", spec.feed_forward, width)
         self._mixer_in, self._mixer_out, self._ff_in, self._ff_out = (
             build.norm(f"{path}.{name}", getattr(spec, name), width) for name in ("mixer_in", "mixer_out", "ff_in", "ff_out")
@@ -229,6 +231,16 @@ def ropes_of(spec: DecoderSpec) -> tuple[Rope, ...]:
     """The distinct ropes of a spec, in order of first use."""
     positions = (layer.mixer.position for layer in spec.layers if layer.mixer)
     return tuple(dict.fromkeys(position for position in positions if isinstance(position, Rope)))
+
+
+def _mixer(build: Builder, path: str, spec: Attention | MLA | None, width: int) -> AttentionBlock | MlaBlock | None:
+    match spec:
+        case None:
+            return None
+        case Attention():
+            return AttentionBlock(build, path, spec, width)
+        case MLA():
+            return MlaBlock(build, path, spec, width)
 
 
 def _feed_forward(build: Builder, path: str, spec: Mlp | Moe | None, width: int) -> MlpBlock | MoeBlock | None:

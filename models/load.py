@@ -24,7 +24,7 @@ from pagoda.models.model import LengthEpochs, ModelFacts
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.registry import find_family
 from pagoda.models.rope import DynamicScaling, LongRopeScaling
-from pagoda.models.spec import DecoderSpec, Mlp
+from pagoda.models.spec import MLA, Attention, DecoderSpec, Mlp
 from pagoda.models.weights import WeightSource
 from pagoda.quant.format import Format, StoredTensor
 from pagoda.quant.registry import format_for
@@ -198,11 +198,21 @@ def _work_bytes(spec: DecoderSpec, build: Builder) -> int:
     """The stream and its normed copy, and the widest of what one layer holds at once."""
     widest = 0
     for layer in spec.layers:
-        attention = (layer.mixer.heads * 2 + layer.mixer.kv_heads * 2) * layer.mixer.head_dim if layer.mixer else 0
+        attention = _mixer_numbers(layer.mixer)
         hidden = layer.feed_forward.hidden if layer.feed_forward else 0
         times = 3 if isinstance(layer.feed_forward, Mlp) else 3 * getattr(layer.feed_forward, "top_k", 0)
         widest = max(widest, attention, hidden * times)
     return DTYPE_BYTES[build.numerics.dtype] * (4 * spec.width + -(-widest // build.shard.world))
+
+
+def _mixer_numbers(mixer: Attention | MLA | None) -> int:
+    match mixer:
+        case None:
+            return 0
+        case Attention():
+            return (mixer.heads * 2 + mixer.kv_heads * 2) * mixer.head_dim
+        case MLA():
+            return mixer.heads * (3 * (mixer.nope_dim + mixer.rope_dim) + 3 * mixer.v_dim)
 
 
 def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from pagoda.models.families.gpt_neox import GPT_NEOX
 from pagoda.models.families.gpt_oss import GPT_OSS
 from pagoda.models.families.gptj import GPTJ
 from pagoda.models.families.granite import GRANITE, GRANITE_MOE
+from pagoda.models.families.latent import LATENT
 from pagoda.models.families.llama import LLAMA
 from pagoda.models.families.llama_kin import LLAMA_KIN
 from pagoda.models.families.mixtral import MIXTRAL
@@ -37,7 +38,7 @@ GROUP = "pagoda.models"
 BUILT_IN = (
     LLAMA, *LLAMA_KIN, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, VAULT_GEMMA, GEMMA3, SMOLLM3, PHI, PHI3, GPT2, GPTJ, GPT_NEOX,
     GPT_OSS, MIXTRAL, GRANITE, GRANITE_MOE, OLMO, OLMO2, OLMO3, OLMOE, FLEX_OLMO, *ROUTED, COHERE, COHERE2, STABLELM, STARCODER2, GLM, GLM4,
-    FALCON, *CLASSIC,
+    FALCON, *CLASSIC, *LATENT,
 )  # fmt: skip
 
 

@@ -79,6 +79,33 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class MLA:
+    """Multi-head latent attention (arXiv:2405.04434): K and V come from a latent of `kv_rank` numbers and one rotated key for all heads.
+
+    Attributes:
+        heads: of the whole model.
+        q_rank: width of the query's latent; None projects the query directly.
+        nope_dim, rope_dim: numbers of a head of q and k that are not, and that are, rotated; v_dim: those of v.
+        scale: multiplies q·k.
+        position: turns the `rope_dim` numbers; None means that this layer knows no positions.
+        norm: of the latents.
+        down_bias, out_bias: the projections to the latents, and the last one, have biases.
+    """
+
+    heads: int
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    scale: float
+    position: Rope | None
+    norm: Norm
+    down_bias: bool = False
+    out_bias: bool = False
+
+
+@dataclass(frozen=True)
 class Mlp:
     """A dense feed-forward: gated (`down(act(gate) · up)`) or plain (`down(act(up))`). `limit` clamps gate and up before use."""
 
@@ -145,7 +172,7 @@ class Residual(Enum):
 class Layer:
     """Two sublayers with a norm before (`_in`) and after (`_out`) each, where not None; outputs are multiplied by `scale`."""
 
-    mixer: Attention | None
+    mixer: Attention | MLA | None
     feed_forward: Mlp | Moe | None
     mixer_in: Norm | None = None
     mixer_out: Norm | None = None

@@ -4,41 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pagoda.hal.comm import Communicator
-from pagoda.hal.errors import ConfigError, KernelError
-from pagoda.hal.kv import CacheKind, LayerCache, LayerPages
-from pagoda.hal.table import KernelTable
+from pagoda.hal.errors import ConfigError
+from pagoda.hal.kv import CacheKind, LayerCache
 from pagoda.models.blocks.norm import NormBlock
+from pagoda.models.blocks.paged import PagedMixer, Step
 from pagoda.models.builder import Builder
 from pagoda.models.parallel.shard import Shard, Span
 from pagoda.models.rope import Rope
 from pagoda.models.spec import Alibi, Attention, QkNorm
-from pagoda.ops.attention import AttentionFacts, PagedBatch
+from pagoda.ops.attention import AttentionFacts
 from pagoda.ops.rope import RopeFacts
 
 
-class Step(NamedTuple):
-    """What the layers of one forward share: a batch and plans per cache group, cos and sin per rope."""
+class AttentionBlock(PagedMixer):
+    """One layer's attention on one rank."""
 
-    groups: tuple[PagedBatch, ...]
-    plans: tuple[Any, ...]
-    ropes: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-
-
-class AttentionBlock:
-    """One layer's attention on one rank.
-
-    Attributes:
-        cache: what it stores per token.
-        facts: of the attention primitive, with the page size of the last `bind`.
-        rope_index: which of the step's ropes turns its q and k.
-    """
-
-    rope_index: int
-    _pages: LayerPages
     _norm_last: bool = False
 
     def __init__(self, build: Builder, path: str, spec: Attention, width: int) -> None:
@@ -53,24 +37,8 @@ class AttentionBlock:
         self._q_norm, self._k_norm = self._norms(build, path, heads, kv)
         self._sinks = build.tensor(f"{path}.sinks", (heads,), "heads") if spec.sinks else None
         self._slopes = _slopes(spec, heads, build)
-        self.facts = self._facts(build)
-        self.cache = self._cache(build)
         self._rope = self._rope_kernel(build)
-        for op in ("write_kv", "paged_attention"):
-            build.uses.append((op, self._usable(build.table, op)))
-
-    def page_sizes(self, table: KernelTable) -> tuple[int, ...]:
-        """Tokens per page that a kernel fits, in the device's order."""
-        return tuple(size for size in table.info.limits.page_sizes if _fits(table, replace(self.facts, page_size=size)))
-
-    def bind(self, table: KernelTable, pages: LayerPages | None, group: int, page_size: int, planner: int) -> None:
-        """Resolve the kernels for this page size. `planner`: which of the group's plans is this layer's."""
-        self.facts = replace(self.facts, page_size=page_size)
-        self.kernel = table.resolve("paged_attention", self.facts)
-        self._attend, self._write = self.kernel.run, table.resolve("write_kv", self.facts).run
-        self._group, self._planner = group, planner
-        if pages is not None:
-            self._pages = pages
+        super().__init__(build, self._facts(build), self._cache(build))
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
@@ -78,11 +46,7 @@ class AttentionBlock:
         if self.spec.clip is not None:
             q, k, v = (t.clamp(-self.spec.clip, self.spec.clip) for t in (q, k, v))
         q, k = self._position(q, k, step)
-        batch, plans = step.groups[self._group], step.plans[self._group] if step.plans else None
-        k_pages, v_pages = self._pages
-        self._write(k, v.unflatten(-1, (self._kv_heads, -1)), k_pages, v_pages, batch.slots)
-        plan = plans[self._planner] if plans else None
-        return self._out(self._attend(q, k_pages, v_pages, batch, plan, self._sinks, self._slopes).flatten(1))
+        return self._out(self.attend(q, k, v.unflatten(-1, (self._kv_heads, -1)), step, self._sinks, self._slopes).flatten(1))
 
     def _position(self, q: torch.Tensor, k: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         if self._q_norm is not None and not self._norm_last:
@@ -136,12 +100,6 @@ class AttentionBlock:
             "rope", RopeFacts(build.numerics.dtype, self.spec.head_dim, self.spec.position.dims, self.spec.position.style)
         )
         return kernel.run if build.loading else None
-
-    def _usable(self, table: KernelTable | None, op: str) -> AttentionFacts:
-        if table is None:
-            return self.facts
-        fitting = [replace(self.facts, page_size=size) for size in table.info.limits.page_sizes]
-        return next((facts for facts in fitting if _chooses(table, op, facts)), fitting[0])
 
 
 class _HeadNorm:
@@ -207,15 +165,3 @@ def alibi_slopes(heads: int, max_bias: float = 8.0) -> Sequence[float]:
     n = 1 << (heads - 1).bit_length()
     slopes = [2.0 ** (-max_bias * (i + 1) / n) for i in range(n)]
     return slopes if n == heads else (slopes[1::2] + slopes[::2])[:heads]
-
-
-def _fits(table: KernelTable, facts: AttentionFacts) -> bool:
-    return _chooses(table, "paged_attention", facts) and _chooses(table, "write_kv", facts)
-
-
-def _chooses(table: KernelTable, op: str, facts: AttentionFacts) -> bool:
-    try:
-        table.choose(op, facts)
-    except KernelError:
-        return False
-    return True

@@ -182,15 +182,17 @@ def llama_rules(tied: bool, norms: Mapping[str, str] | None = None) -> tuple[Rul
 
 def change_layers(spec: DecoderSpec, change: Callable[[int, Layer, Attention], Layer]) -> DecoderSpec:
     """The spec with each layer changed: `change(index, layer, its attention)`."""
-    attentions = [layer.mixer for layer in spec.layers if layer.mixer]
-    return replace(spec, layers=tuple(change(i, layer, attentions[i]) for i, layer in enumerate(spec.layers)))
+    return replace(spec, layers=tuple(change(i, layer, _attention_in(layer)) for i, layer in enumerate(spec.layers)))
 
 
 def attention_of(spec: DecoderSpec) -> Attention:
     """The first layer's attention, of families whose layers agree in geometry."""
-    attention = spec.layers[0].mixer
-    assert attention is not None
-    return attention
+    return _attention_in(spec.layers[0])
+
+
+def _attention_in(layer: Layer) -> Attention:
+    assert isinstance(layer.mixer, Attention)
+    return layer.mixer
 
 
 def listed_experts(spec: DecoderSpec, block: str, names: Mapping[str, str]) -> tuple[Rule, ...]:

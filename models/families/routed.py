@@ -22,21 +22,21 @@ def glm4_moe(config: Config) -> DecoderSpec:
     config.ignore("num_nextn_predict_layers")
     normed = QkNorm(rms(config)) if config.flag("use_qk_norm", default=False) else None
     plain = _attention(llama.spec(config), qk_norm=normed, out_bias=False)
-    return _sparse(plain, _grouped(config, plain), range(config.integer("first_k_dense_replace", default=0)))
+    return sparse(plain, grouped(config, plain), range(config.integer("first_k_dense_replace", default=0)))
 
 
 def dots1(config: Config) -> DecoderSpec:
     config.ignore("use_sliding_window", "scoring_func", "topk_method", "num_nextn_predict_layers", "moe_layer_freq", "ep_size")
     plain, windows = _attention(llama.spec(config), qk_norm=QkNorm(rms(config))), qwen_windows(config)
     plain = change_layers(plain, lambda i, layer, attention: replace(layer, mixer=replace(attention, window=windows[i])))
-    return _sparse(plain, _grouped(config, plain), range(config.integer("first_k_dense_replace", default=0)))
+    return sparse(plain, grouped(config, plain), range(config.integer("first_k_dense_replace", default=0)))
 
 
 def solar_open(config: Config) -> DecoderSpec:
     config.ignore("use_qk_norm", "num_nextn_predict_layers")
     plain = _attention(llama.spec(config, hidden=config.integer("intermediate_size", "moe_intermediate_size")), out_bias=False)
     config.ignore("first_k_dense_replace")
-    return _sparse(plain, _grouped(config, plain), ())
+    return sparse(plain, grouped(config, plain), ())
 
 
 def exaone_moe(config: Config) -> DecoderSpec:
@@ -48,7 +48,7 @@ def exaone_moe(config: Config) -> DecoderSpec:
         return replace(layer, mixer=replace(attention, position=attention.position if attention.window or not hybrid else None))
 
     dense = [i for i, kind in enumerate(kinds) if kind == "dense"]
-    return _sparse(change_layers(plain, change), _grouped(config, plain), dense)
+    return sparse(change_layers(plain, change), grouped(config, plain), dense)
 
 
 def ernie_moe(config: Config) -> DecoderSpec:
@@ -59,20 +59,20 @@ def ernie_moe(config: Config) -> DecoderSpec:
     hidden, shared, act = (
         config.integer("moe_intermediate_size"),
         config.integer("moe_num_shared_experts", default=0),
-        _mlp(plain).activation,
+        mlp_of(plain).activation,
     )
     router = Router("softmax", renormalize=True, correction=True)
     moe = Moe(
         config.integer("moe_num_experts"), config.integer("moe_k"), hidden, router, act, Mlp(hidden * shared, act) if shared else None
     )
     dense = [i for i in range(len(plain.layers)) if (i + 1) % every or not first <= i <= last]
-    return _sparse(plain, moe, dense)
+    return sparse(plain, moe, dense)
 
 
 def hunyuan_moe(config: Config) -> DecoderSpec:
     plain = hunyuan(config)
-    mlp, experts, chosen = _mlp(plain), config.integer("num_experts"), config.integer("moe_topk")
-    return _sparse(plain, Moe(experts, chosen, mlp.hidden, Router("softmax", renormalize=True), mlp.activation, mlp), ())
+    mlp, experts, chosen = mlp_of(plain), config.integer("num_experts"), config.integer("moe_topk")
+    return sparse(plain, Moe(experts, chosen, mlp.hidden, Router("softmax", renormalize=True), mlp.activation, mlp), ())
 
 
 def minimax_m2(config: Config) -> DecoderSpec:
@@ -85,9 +85,9 @@ def minimax_m2(config: Config) -> DecoderSpec:
     plain, turned = _attention(llama.spec(config), qk_norm=QkNorm(rms(config), "full")), config.integer("rotary_dim", default=None)
     if turned is not None:
         plain = change_layers(plain, lambda _, layer, a: replace(layer, mixer=replace(a, position=_first(a, turned))))
-    mlp, router = _mlp(plain), Router("sigmoid", renormalize=True, correction=True)
+    mlp, router = mlp_of(plain), Router("sigmoid", renormalize=True, correction=True)
     experts, chosen = config.integer("num_local_experts"), config.integer("num_experts_per_tok")
-    return _sparse(plain, Moe(experts, chosen, mlp.hidden, router, mlp.activation), ())
+    return sparse(plain, Moe(experts, chosen, mlp.hidden, router, mlp.activation), ())
 
 
 def _first(attention: Attention, dims: int) -> Rope:
@@ -96,9 +96,9 @@ def _first(attention: Attention, dims: int) -> Rope:
     return replace(attention.position, dims=dims)
 
 
-def _grouped(config: Config, plain: DecoderSpec) -> Moe:
+def grouped(config: Config, plain: DecoderSpec) -> Moe:
     """DeepSeek's routing: sigmoid scores, a correction for the choice, experts of the best groups, and shared ones."""
-    hidden, act = config.integer("moe_intermediate_size"), _mlp(plain).activation
+    hidden, act = config.integer("moe_intermediate_size"), mlp_of(plain).activation
     shared = config.integer("n_shared_experts", "num_shared_experts", default=0)
     router = Router(
         "sigmoid",
@@ -113,7 +113,7 @@ def _grouped(config: Config, plain: DecoderSpec) -> Moe:
     return Moe(experts, config.integer("num_experts_per_tok"), hidden, router, act, Mlp(hidden * shared, act) if shared else None)
 
 
-def _mlp(spec: DecoderSpec) -> Mlp:
+def mlp_of(spec: DecoderSpec) -> Mlp:
     mlp = spec.layers[0].feed_forward
     assert isinstance(mlp, Mlp)
     return mlp
@@ -123,11 +123,11 @@ def _attention(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
     return change_layers(spec, lambda _, layer, attention: replace(layer, mixer=replace(attention, **changes)))
 
 
-def _sparse(spec: DecoderSpec, moe: Moe, dense: Container[int]) -> DecoderSpec:
+def sparse(spec: DecoderSpec, moe: Moe, dense: Container[int]) -> DecoderSpec:
     return change_layers(spec, lambda i, layer, _: layer if i in dense else replace(layer, feed_forward=moe))
 
 
-def _rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+def routed_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     """Layers beyond the last one predict several tokens at once; they are dropped."""
     return (
         Drop(f"model.layers.{len(spec.layers)}.{{x*}}"),
@@ -141,12 +141,12 @@ def _rules(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 def _exaone_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     theirs, ours = "model.layers.{i}.mlp.e_score_correction_bias", "model.layers.{i}.mlp.gate.e_score_correction_bias"
-    return (Rename(theirs, ours), *_rules(spec))
+    return (Rename(theirs, ours), *routed_rules(spec))
 
 
 def _ernie_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     theirs, ours = "model.layers.{i}.mlp.moe_statics.e_score_correction_bias", "model.layers.{i}.mlp.gate.e_score_correction_bias"
-    return (Unstack(theirs, f"{ours}.{{n}}", "n", 1), Rename(f"{ours}.0", ours), *_rules(spec))
+    return (Unstack(theirs, f"{ours}.{{n}}", "n", 1), Rename(f"{ours}.0", ours), *routed_rules(spec))
 
 
 def _hunyuan_names(spec: DecoderSpec) -> tuple[Rule, ...]:
@@ -170,9 +170,9 @@ def _minimax_names(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 ROUTED = (
-    Family("glm4_moe", ("Glm4MoeForCausalLM",), ("glm4_moe",), glm4_moe, _rules),
-    Family("dots1", ("Dots1ForCausalLM",), ("dots1",), dots1, _rules),
-    Family("solar_open", ("SolarOpenForCausalLM",), ("solar_open",), solar_open, _rules),
+    Family("glm4_moe", ("Glm4MoeForCausalLM",), ("glm4_moe",), glm4_moe, routed_rules),
+    Family("dots1", ("Dots1ForCausalLM",), ("dots1",), dots1, routed_rules),
+    Family("solar_open", ("SolarOpenForCausalLM",), ("solar_open",), solar_open, routed_rules),
     Family("exaone_moe", ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), ("exaone_moe",), exaone_moe, _exaone_names),
     Family("ernie4_5_moe", ("Ernie4_5_MoeForCausalLM",), ("ernie4_5_moe",), ernie_moe, _ernie_names),
     Family("hunyuan_v1_moe", ("HunYuanMoEV1ForCausalLM",), ("hunyuan_v1_moe",), hunyuan_moe, _hunyuan_names),

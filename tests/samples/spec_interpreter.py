@@ -6,7 +6,7 @@ import math
 
 import torch
 from pagoda.models.rope import Rope, frequencies, frequencies_by_length
-from pagoda.models.spec import Alibi, Attention, ClampedSwiglu, DecoderSpec, Layer, Mlp, Moe, Norm, Residual
+from pagoda.models.spec import MLA, Alibi, Attention, ClampedSwiglu, DecoderSpec, Layer, Mlp, Moe, Norm, Residual
 
 Weights = dict[str, torch.Tensor]
 
@@ -59,7 +59,9 @@ def linear(w: Weights, path: str, x: torch.Tensor) -> torch.Tensor:
     return out + w[f"{path}.bias"] if f"{path}.bias" in w else out
 
 
-def attention(w: Weights, path: str, spec: Attention, x: torch.Tensor) -> torch.Tensor:
+def attention(w: Weights, path: str, spec: Attention | MLA, x: torch.Tensor) -> torch.Tensor:
+    if isinstance(spec, MLA):
+        return latent_attention(w, path, spec, x)
     parts = {name: linear(w, f"{path}.{name}", x) for name in "qkv"}
     if spec.clip is not None:
         parts = {name: part.clamp(-spec.clip, spec.clip) for name, part in parts.items()}
@@ -82,6 +84,19 @@ def attention(w: Weights, path: str, spec: Attention, x: torch.Tensor) -> torch.
     else:
         probabilities = scores.softmax(-1)
     mixed = torch.einsum("hqk,khd->qhd", probabilities, v.repeat_interleave(group, 1))
+    return linear(w, f"{path}.o", mixed.flatten(1))
+
+
+def latent_attention(w: Weights, path: str, spec: MLA, x: torch.Tensor) -> torch.Tensor:
+    q = x if spec.q_rank is None else norm(w, f"{path}.q_norm", spec.norm, linear(w, f"{path}.q_down", x))
+    q = linear(w, f"{path}.q", q).unflatten(-1, (spec.heads, -1))
+    down = linear(w, f"{path}.kv_down", x)
+    kv = linear(w, f"{path}.kv", norm(w, f"{path}.kv_norm", spec.norm, down[:, : spec.kv_rank])).unflatten(-1, (spec.heads, -1))
+    turned_q, turned_k = rotate(spec.position, q[..., spec.nope_dim :]), rotate(spec.position, down[:, None, spec.kv_rank :])
+    scores = torch.einsum("qhd,khd->hqk", q[..., : spec.nope_dim], kv[..., : spec.nope_dim])
+    scores = (scores + torch.einsum("qhd,kd->hqk", turned_q, turned_k[:, 0])) * spec.scale
+    ahead = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+    mixed = torch.einsum("hqk,khd->qhd", scores.masked_fill(ahead, -math.inf).softmax(-1), kv[..., spec.nope_dim :])
     return linear(w, f"{path}.o", mixed.flatten(1))
 
 

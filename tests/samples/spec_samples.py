@@ -15,6 +15,7 @@ from pagoda.models.model import ModelFacts
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 from pagoda.models.spec import (
+    MLA,
     Alibi,
     Attention,
     ClampedSwiglu,
@@ -118,6 +119,25 @@ def attentions(draw: st.DrawFn) -> Attention:
     )
 
 
+@st.composite
+def latents(draw: st.DrawFn) -> MLA:
+    turned = draw(st.sampled_from((4, 8)))
+    return MLA(
+        draw(st.sampled_from((2, 4))),
+        draw(st.none() | st.just(6)),
+        draw(st.sampled_from((5, 8))),
+        draw(st.sampled_from((6, 8))),
+        turned,
+        draw(st.sampled_from((6, 16))),
+        draw(st.sampled_from((0.3, 0.2))),
+        draw(st.none() | ropes(turned)),
+        draw(rms_norms),
+        down_bias=draw(st.booleans()),
+        out_bias=draw(st.booleans()),
+    )
+
+
+mixers = attentions() | attentions() | latents()
 activations = st.sampled_from(("silu", "gelu", "gelu_tanh", "relu2"))
 mlps = st.builds(Mlp, st.sampled_from((8, 24)), activations, st.booleans(), st.booleans(), st.booleans())
 routers = st.builds(
@@ -147,11 +167,9 @@ def layers(draw: st.DrawFn) -> Layer:
     places = [draw(st.none() | norms) for _ in range(4)]
     residual = draw(st.sampled_from(Residual))
     if residual is Residual.PARALLEL:
-        return Layer(
-            draw(attentions()), draw(mlps | moes()), places[0], places[1], places[2], None, residual, draw(st.sampled_from((1.0, 0.5)))
-        )
+        return Layer(draw(mixers), draw(mlps | moes()), places[0], places[1], places[2], None, residual, draw(st.sampled_from((1.0, 0.5))))
     kept = draw(st.sampled_from(("both", "both", "both", "mixer", "feed_forward")))
-    mixer = None if kept == "feed_forward" else draw(attentions())
+    mixer = None if kept == "feed_forward" else draw(mixers)
     ff = None if kept == "mixer" else draw(mlps | moes())
     slots = [place if present else None for place, present in zip(places, (mixer, mixer, ff, ff), strict=True)]
     return Layer(mixer, ff, *slots, residual, draw(st.sampled_from((1.0, 0.5))))

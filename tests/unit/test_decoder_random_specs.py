@@ -12,7 +12,7 @@ from pagoda.hal.comm import Topology
 from pagoda.models.direct import DirectRun
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.rope import Rope
-from pagoda.models.spec import Attention, DecoderSpec, Mlp, Moe
+from pagoda.models.spec import MLA, Attention, DecoderSpec, Mlp, Moe
 from spec_interpreter import interpret
 from spec_samples import VOCAB, build_model, draw_weights, opened, specs
 
@@ -58,11 +58,13 @@ def free_port() -> int:
 
 
 def splits_over(spec: DecoderSpec, world: int) -> bool:
-    def fits(part: Attention | Mlp | Moe | None) -> bool:
+    def fits(part: Attention | MLA | Mlp | Moe | None) -> bool:
         match part:
             case Attention(heads=heads, kv_heads=kv, qk_norm=qk_norm):
                 full = qk_norm is not None and qk_norm.extent == "full"
                 return heads % world == 0 and (kv % world == 0 or (kv == 1 and not full))
+            case MLA(heads=heads):
+                return heads % world == 0
             case _:
                 return True
 

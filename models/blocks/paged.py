@@ -1,0 +1,81 @@
+"""What every mixer over paged K and V shares: finding the kernels for a page size, writing a step's K and V, attending."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from pagoda.hal.errors import KernelError
+from pagoda.hal.kv import LayerCache, LayerPages
+from pagoda.hal.table import KernelTable
+from pagoda.models.builder import Builder
+from pagoda.ops.attention import AttentionFacts, PagedBatch
+
+
+class Step(NamedTuple):
+    """What the layers of one forward share: a batch and plans per cache group, cos and sin per rope."""
+
+    groups: tuple[PagedBatch, ...]
+    plans: tuple[Any, ...]
+    ropes: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+class PagedMixer:
+    """The attention primitive of one layer on one rank, and its pages.
+
+    Attributes:
+        cache: what it stores per token.
+        facts: of the attention primitive, with the page size of the last `bind`.
+        rope_index: which of the step's ropes turns its q and k.
+    """
+
+    rope_index: int
+    _pages: LayerPages
+
+    def __init__(self, build: Builder, facts: AttentionFacts, cache: LayerCache) -> None:
+        self.facts, self.cache = facts, cache
+        for op in ("write_kv", "paged_attention"):
+            build.uses.append((op, self._usable(build.table, op)))
+
+    def page_sizes(self, table: KernelTable) -> tuple[int, ...]:
+        """Tokens per page that a kernel fits, in the device's order."""
+        return tuple(size for size in table.info.limits.page_sizes if _fits(table, replace(self.facts, page_size=size)))
+
+    def bind(self, table: KernelTable, pages: LayerPages | None, group: int, page_size: int, planner: int) -> None:
+        """Resolve the kernels for this page size. `planner`: which of the group's plans is this layer's."""
+        self.facts = replace(self.facts, page_size=page_size)
+        self.kernel = table.resolve("paged_attention", self.facts)
+        self._attend, self._write = self.kernel.run, table.resolve("write_kv", self.facts).run
+        self._group, self._planner = group, planner
+        if pages is not None:
+            self._pages = pages
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: Step,
+        sinks: torch.Tensor | None = None, slopes: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Store k `[T, Hk, D]`, v `[T, Hk, Dv]`, then q `[T, H, D]` → `[T, H, Dv]`."""
+        batch, plans = step.groups[self._group], step.plans[self._group] if step.plans else None
+        k_pages, v_pages = self._pages
+        self._write(k, v, k_pages, v_pages, batch.slots)
+        plan = plans[self._planner] if plans else None
+        return self._attend(q, k_pages, v_pages, batch, plan, sinks, slopes)
+
+    def _usable(self, table: KernelTable | None, op: str) -> AttentionFacts:
+        if table is None:
+            return self.facts
+        fitting = [replace(self.facts, page_size=size) for size in table.info.limits.page_sizes]
+        return next((facts for facts in fitting if _chooses(table, op, facts)), fitting[0])
+
+
+def _fits(table: KernelTable, facts: AttentionFacts) -> bool:
+    return _chooses(table, "paged_attention", facts) and _chooses(table, "write_kv", facts)
+
+
+def _chooses(table: KernelTable, op: str, facts: AttentionFacts) -> bool:
+    try:
+        table.choose(op, facts)
+    except KernelError:
+        return False
+    return True

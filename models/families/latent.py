@@ -1,0 +1,148 @@
+"""Decoders with multi-head latent attention: DeepSeek V2 and V3, Kimi K2, GLM 4.7 Lite, A.X K1, Youtu, MiniCPM 3."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from pagoda.models.checkpoint import Rename, Rule
+from pagoda.models.config import Config
+from pagoda.models.families import llama
+from pagoda.models.families.common import change_layers, llama_rules, rms, rope
+from pagoda.models.families.routed import grouped, mlp_of, routed_rules, sparse
+from pagoda.models.family import Family
+from pagoda.models.rope import RopeStyle
+from pagoda.models.spec import MLA, DecoderSpec, Embed, Layer, Mlp, Moe, Norm, Router
+
+LATENT_EPS = 1e-6
+"""Of the norms of the latents, whatever the configuration says of the others."""
+
+
+def deepseek_v2(config: Config) -> DecoderSpec:
+    plain = llama.spec(config)
+    config.require("moe_layer_freq", 1, default=1)
+    config.require("norm_topk_prob", False, default=False)
+    config.require("scoring_func", "softmax", default="softmax")
+    config.require("topk_method", "greedy", "group_limited_greedy", default="greedy")
+    config.ignore("ep_size")
+    chosen_in_groups = config.text("topk_method", default="greedy") == "group_limited_greedy"
+    groups, top_groups = config.integer("n_group", default=1), config.integer("topk_group", default=1)
+    router = Router(
+        "softmax",
+        groups=groups if chosen_in_groups else 1,
+        top_groups=top_groups if chosen_in_groups else 1,
+        scale=config.number("routed_scaling_factor", default=1.0),
+    )
+    hidden, act = config.integer("moe_intermediate_size"), mlp_of(plain).activation
+    shared = config.integer("n_shared_experts", default=0)
+    experts, chosen = config.integer("n_routed_experts"), config.integer("num_experts_per_tok")
+    moe = Moe(experts, chosen, hidden, router, act, Mlp(hidden * shared, act) if shared else None)
+    return latent(config, sparse(plain, moe, range(config.integer("first_k_dense_replace", default=0))))
+
+
+def deepseek_v3(config: Config) -> DecoderSpec:
+    plain = llama.spec(config)
+    config.require("moe_layer_freq", 1, default=1)
+    config.require("scoring_func", "sigmoid", default="sigmoid")
+    config.require("topk_method", "noaux_tc", default="noaux_tc")
+    config.ignore("ep_size", "num_nextn_predict_layers")
+    dense = range(config.integer("first_k_dense_replace", default=0))
+    kinds = config.list("mlp_layer_types", kind=str, default=tuple("dense" if i in dense else "sparse" for i in range(len(plain.layers))))
+    return latent(config, sparse(plain, grouped(config, plain), [i for i, kind in enumerate(kinds) if kind == "dense"]))
+
+
+def axk1(config: Config) -> DecoderSpec:
+    """Sparse layers norm what their experts give."""
+    plain = deepseek_v3(config)
+    norm = rms(config)
+    layers = (replace(layer, ff_out=norm) if isinstance(layer.feed_forward, Moe) else layer for layer in plain.layers)
+    return replace(plain, layers=tuple(layers))
+
+
+def youtu(config: Config) -> DecoderSpec:
+    plain = latent(config, llama.spec(config))
+    config.ignore("embedding_initializer_range")
+    return replace(plain, head=replace(plain.head, tied=config.flag("tie_word_embeddings", default=True)))
+
+
+def minicpm3(config: Config) -> DecoderSpec:
+    plain = latent(config, llama.spec(config), "neox")
+    scale = config.number("scale_depth", default=1.4) / math.sqrt(len(plain.layers))
+    base = config.integer("dim_model_base", default=256)
+    head = replace(plain.head, tied=config.flag("tie_word_embeddings", default=True), scale=base / plain.width)
+    layers = tuple(replace(layer, scale=scale) for layer in plain.layers)
+    return replace(plain, layers=layers, head=head, embed=Embed(scale=config.number("scale_emb", default=12.0)))
+
+
+def latent(config: Config, plain: DecoderSpec, style: RopeStyle = "interleaved") -> DecoderSpec:
+    """The spec with latent attention in every layer."""
+    config.ignore("qk_head_dim", "head_dim")
+    if not config.flag("rope_interleave", default=True):
+        style = "neox"
+    heads = config.integer("num_attention_heads")
+    nope, turned = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+    bias = config.flag("attention_bias", default=False)
+    mla = MLA(
+        heads,
+        config.integer("q_lora_rank", default=None),
+        config.integer("kv_lora_rank"),
+        nope,
+        turned,
+        config.integer("v_head_dim", default=plain.width // heads),
+        (nope + turned) ** -0.5 * _stretch(config),
+        rope(config, turned, style),
+        Norm("rms", LATENT_EPS),
+        down_bias=bias,
+        out_bias=bias,
+    )
+    return change_layers(plain, lambda _, layer, __: _with(layer, mla))
+
+
+def _with(layer: Layer, mla: MLA) -> Layer:
+    return replace(layer, mixer=mla)
+
+
+def _stretch(config: Config) -> float:
+    """Stretched ropes sharpen the logits by the square of YaRN's factor where `mscale_all_dim` is given."""
+    values = config.child("rope_parameters") or config.child("rope_scaling")
+    if values is None or values.values.get("rope_type", values.values.get("type", "default")) == "default":
+        return 1.0
+    by = values.number("mscale_all_dim", default=0.0)
+    factor = values.number("factor", default=1.0)
+    return (0.1 * by * math.log(factor) + 1.0) ** 2 if by and factor > 1 else 1.0
+
+
+def _latent_names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    mla = spec.layers[0].mixer
+    assert isinstance(mla, MLA)
+    mixer, attention = "layers.{i}.mixer", "layers.{i}.self_attn"
+    query = {f"{mixer}.q_a": f"{mixer}.q_down", f"{attention}.q_a_layernorm": f"{mixer}.q_norm", f"{mixer}.q_b": f"{mixer}.q"}
+    names = {
+        **(query if mla.q_rank else {}),
+        f"{attention}.kv_a_proj_with_mqa": f"{mixer}.kv_down",
+        f"{attention}.kv_a_layernorm": f"{mixer}.kv_norm",
+        f"{mixer}.kv_b": f"{mixer}.kv",
+    }
+    return tuple(Rename(f"{theirs}.{{t}}", f"{ours}.{{t}}") for theirs, ours in names.items())
+
+
+def _sparse_names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return (*routed_rules(spec), *_latent_names(spec))
+
+
+def _axk1_names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return (*_sparse_names(spec), Rename("layers.{i}.post_mlp_layernorm.{t}", "layers.{i}.ff_out.{t}"))
+
+
+def _dense_names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return (*llama_rules(spec.head.tied), *_latent_names(spec))
+
+
+LATENT = (
+    Family("deepseek_v2", ("DeepseekV2ForCausalLM",), ("deepseek_v2",), deepseek_v2, _sparse_names),
+    Family("deepseek_v3", ("DeepseekV3ForCausalLM",), ("deepseek_v3", "kimi_k2"), deepseek_v3, _sparse_names),
+    Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), ("glm4_moe_lite",), deepseek_v3, _sparse_names),
+    Family("axk1", ("AXK1ForCausalLM",), ("axk1",), axk1, _axk1_names),
+    Family("youtu", ("YoutuForCausalLM",), ("youtu",), youtu, _dense_names),
+    Family("minicpm3", ("MiniCPM3ForCausalLM",), ("minicpm3",), minicpm3, _dense_names),
+)
