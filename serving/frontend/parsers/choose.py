@@ -1,0 +1,75 @@
+"""Which parsers a model's answers get: by name, or by what its chat template says. Strangers' come from entry points."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Literal
+
+from pagoda.hal.errors import ConfigError
+from pagoda.serving.frontend.parsers.deepseek import DEEPSEEK
+from pagoda.serving.frontend.parsers.events import Family
+from pagoda.serving.frontend.parsers.granite import GRANITE, GRANITE_REASONING
+from pagoda.serving.frontend.parsers.hermes import HERMES
+from pagoda.serving.frontend.parsers.llama import JSON, LLAMA3
+from pagoda.serving.frontend.parsers.mistral import MISTRAL, MISTRAL_REASONING
+from pagoda.serving.frontend.parsers.phi import PHI
+from pagoda.serving.frontend.parsers.pythonic import PYTHONIC
+from pagoda.serving.frontend.parsers.qwen_coder import QWEN_CODER
+from pagoda.serving.frontend.parsers.thinking import THINK
+
+GROUP = "pagoda.parsers"
+"""Entry points; each is a `Family`."""
+
+BUILT_IN = (
+    DEEPSEEK,
+    MISTRAL,
+    PHI,
+    GRANITE,
+    LLAMA3,
+    PYTHONIC,
+    QWEN_CODER,
+    HERMES,
+    JSON,
+    MISTRAL_REASONING,
+    GRANITE_REASONING,
+    THINK,
+)
+"""The first whose sign a template holds is taken: families with rarer signs stand before those with common ones."""
+
+Kind = Literal["tools", "reasoning"]
+_FLAGS: dict[Kind, str] = {"tools": "--tool-call-parser", "reasoning": "--reasoning-parser"}
+
+
+def families(kind: Kind) -> tuple[Family, ...]:
+    """Strangers' first, so that they can replace ours. Raises `ConfigError` naming the one that does not load."""
+    strangers = [_load(point) for point in sorted(entry_points(group=GROUP))]
+    return tuple(family for family in (*strangers, *BUILT_IN) if family.kind == kind)
+
+
+def choose(kind: Kind, wanted: str, template: str) -> Family | None:
+    """The family for a flag's value and a checkpoint's templates; None is no parser.
+
+    `auto` goes by the template; one that shows tools in a way that none of ours claims gets plain JSON.
+    Raises `ConfigError` for a name that there is not.
+    """
+    if wanted == "none":
+        return None
+    known = families(kind)
+    if wanted == "auto":
+        found = next((family for family in known if any(sign in template for sign in family.signs)), None)
+        return found or (JSON if kind == "tools" and "tools" in template else None)
+    for family in known:
+        if wanted in family.names:
+            return family
+    names = ", ".join(sorted(name for family in known for name in family.names))
+    raise ConfigError(f"{_FLAGS[kind]} {wanted!r} is not here; there is auto, none, {names}")
+
+
+def _load(point: EntryPoint) -> Family:
+    try:
+        family = point.load()
+    except Exception as error:
+        raise ConfigError(f"parser plugin {point.name!r} ({point.value}) failed to load: {error!r}; uninstall or repair it") from error
+    if not isinstance(family, Family):
+        raise ConfigError(f"parser plugin {point.name!r} ({point.value}) is no Family but {type(family).__name__}; uninstall or repair it")
+    return family

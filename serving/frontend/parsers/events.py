@@ -1,0 +1,82 @@
+"""What a parser says about an answer, and the protocol that every parser follows."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+
+class Content(NamedTuple):
+    """Text for the reader."""
+
+    text: str
+
+
+class Reasoning(NamedTuple):
+    """Text that the model thought before it answered."""
+
+    text: str
+
+
+class CallName(NamedTuple):
+    """Tool call `index` (from 0) begins; said once, before its arguments."""
+
+    index: int
+    name: str
+
+
+class CallArguments(NamedTuple):
+    """A piece of call `index`'s arguments: the pieces joined are JSON text."""
+
+    index: int
+    text: str
+
+
+Event = Content | Reasoning | CallName | CallArguments
+
+
+class Parser(Protocol):
+    """Reads one answer. How the text is cut into pieces changes how the events are cut, never what they say together."""
+
+    def feed(self, text: str) -> list[Event]:
+        """What this piece makes certain; text that may yet become a mark is held."""
+        ...
+
+    def finish(self) -> list[Event]:
+        """The rest, at the end of the answer: held text that became nothing else is content."""
+        ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a parser may know of its request: `tools` maps names to JSON schemas of arguments, `prompt_end` is the prompt's last text."""
+
+    tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    prompt_end: str = ""
+
+
+def new_call_id() -> str:
+    """As OpenAI's look."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A way in which models write reasoning or tool calls.
+
+    Attributes:
+        kind: which of the two. names: what the server's flags call it.
+        make: a parser for one answer.
+        signs: texts of which a chat template of this family holds one; marks: texts that the parser must see, which a
+            tokenizer may have as special tokens.
+        call_id: a new id for a tool call, of the form that the family's templates take.
+    """
+
+    kind: Literal["tools", "reasoning"]
+    names: tuple[str, ...]
+    make: Callable[[Context], Parser]
+    signs: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+    call_id: Callable[[], str] = new_call_id

@@ -1,0 +1,158 @@
+"""Text that comes in pieces, read by scripts that need not care: a generator that yields whenever it needs more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Content, Context, Event, Parser, Reasoning
+
+T = TypeVar("T")
+Script = Generator[None, None, T]
+"""Yields when it has read all text that there is; returns a T."""
+
+
+class Flow:
+    """One answer: its unread text, and the events so far.
+
+    Between `hold` and `drop` all that is read is kept, so that `release` can give it out as content when it was no call.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.text = ""
+        self.ended = False
+        self.events: list[Event] = []
+        self.calls = 0
+        self._held: str | None = None
+
+    def more(self) -> Script[bool]:
+        """Wait for more text; False at the end of the answer."""
+        before = len(self.text)
+        while len(self.text) == before and not self.ended:
+            yield
+        return len(self.text) > before
+
+    def take(self, count: int) -> str:
+        taken, self.text = self.text[:count], self.text[count:]
+        if self._held is not None:
+            self._held += taken
+        return taken
+
+    def hold(self) -> None:
+        self._held = self._held or ""
+
+    def drop(self) -> None:
+        self._held = None
+
+    def release(self) -> None:
+        held, self._held = self._held, None
+        self.say(Content, held or "")
+
+    def say(self, kind: type[Content] | type[Reasoning], text: str) -> None:
+        if text:
+            self.events.append(kind(text))
+
+    def call(self, name: str) -> None:
+        """A call begins: what was held belonged to it."""
+        self.drop()
+        self.events.append(CallName(self.calls, name))
+        self.calls += 1
+
+    def arguments(self, text: str) -> None:
+        """Of the call that began last."""
+        if text:
+            self.events.append(CallArguments(self.calls - 1, text))
+
+    def peek(self) -> Script[str]:
+        """The next character, unread; empty at the end."""
+        if not self.text:
+            yield from self.more()
+        return self.text[:1]
+
+    def skip_space(self) -> Script[None]:
+        while (yield from self.peek()).isspace():
+            self.take(len(self.text) - len(self.text.lstrip()))
+
+    def eat(self, *marks: str) -> Script[str]:
+        """Read whichever mark comes next, the longest that fits; empty when none does."""
+        while any(mark.startswith(self.text) and mark != self.text for mark in marks):
+            if not (yield from self.more()):
+                break
+        found = max((mark for mark in marks if self.text.startswith(mark)), key=len, default="")
+        return self.take(len(found))
+
+    def upto(self, *marks: str) -> Script[str | None]:
+        """Read the text before the first mark, which stays unread; None when none comes."""
+        while (at := _first(self.text, marks)) is None:
+            if not (yield from self.more()):
+                return None
+        return self.take(at)
+
+    def plain(self, kind: type[Content] | type[Reasoning], *marks: str) -> Script[str]:
+        """Say all text up to the first mark, and read that; empty at the end of the answer.
+
+        What is still held comes first. The mark, and the space before it, are not said but held.
+        """
+        self.release()
+        while (at := _first(self.text, marks)) is None:
+            self.say(kind, self.take(_safe(self.text, marks)))
+            if not (yield from self.more()):
+                self.say(kind, self._tail())
+                return ""
+        before = self.text[:at].rstrip()
+        self.say(kind, self.take(len(before)))
+        self.hold()
+        self.take(at - len(before))
+        return (yield from self.eat(*marks))
+
+    def _tail(self) -> str:
+        tail = self.take(len(self.text))
+        return "" if self.calls and tail.isspace() else tail
+
+
+def _first(text: str, marks: Sequence[str]) -> int | None:
+    return min((at for mark in marks if (at := text.find(mark)) >= 0), default=None)
+
+
+def _safe(text: str, marks: Sequence[str]) -> int:
+    """How much of `text` can be neither the beginning of a mark nor the space before one."""
+    if not marks:
+        return len(text)
+    longest = max(map(len, marks))
+    for start in range(max(len(text) - longest + 1, 0), len(text)):
+        if any(mark.startswith(text[start:]) for mark in marks):
+            text = text[:start]
+            break
+    return len(text.rstrip())
+
+
+class ScriptParser:
+    """A script as a parser: text that it leaves unread is content."""
+
+    def __init__(self, script: Callable[[Flow], Script[None]], context: Context) -> None:
+        self._flow = Flow(context)
+        self._run = _whole(script, self._flow)
+
+    def feed(self, text: str) -> list[Event]:
+        self._flow.text += text
+        return self._advance()
+
+    def finish(self) -> list[Event]:
+        self._flow.ended = True
+        return self._advance()
+
+    def _advance(self) -> list[Event]:
+        next(self._run, None)
+        events, self._flow.events = self._flow.events, []
+        return events
+
+
+def _whole(script: Callable[[Flow], Script[None]], flow: Flow) -> Script[None]:
+    yield from script(flow)
+    yield from flow.plain(Content)
+
+
+def scripted(script: Callable[[Flow], Script[None]]) -> Callable[[Context], Parser]:
+    """`Family.make` of a script."""
+    return lambda context: ScriptParser(script, context)

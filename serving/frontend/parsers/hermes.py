@@ -1,0 +1,12 @@
+"""Hermes, Qwen and many others: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
+
+from __future__ import annotations
+
+from pagoda.serving.frontend.parsers.events import Family
+from pagoda.serving.frontend.parsers.flow import scripted
+from pagoda.serving.frontend.parsers.json_calls import marked
+
+START, END = "<tool_call>", "</tool_call>"
+HERMES = Family(
+    "tools", ("hermes", "qwen", "qwen25", "qwen3_json", "granite4"), scripted(marked((START,), (END,))), signs=(START,), marks=(START, END)
+)
