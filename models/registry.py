@@ -10,10 +10,12 @@ from typing import Any
 from pagoda.hal.errors import ModelError
 from pagoda.models.families.classic import CLASSIC
 from pagoda.models.families.cohere import COHERE, COHERE2
+from pagoda.models.families.expert_kin import EXPERT_KIN
 from pagoda.models.families.falcon import FALCON
 from pagoda.models.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
 from pagoda.models.families.glm import GLM, GLM4
 from pagoda.models.families.gpt2 import GPT2
+from pagoda.models.families.gpt_kin import GPT_KIN
 from pagoda.models.families.gpt_neox import GPT_NEOX
 from pagoda.models.families.gpt_oss import GPT_OSS
 from pagoda.models.families.gptj import GPTJ
@@ -38,7 +40,7 @@ GROUP = "pagoda.models"
 BUILT_IN = (
     LLAMA, *LLAMA_KIN, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, VAULT_GEMMA, GEMMA3, SMOLLM3, PHI, PHI3, GPT2, GPTJ, GPT_NEOX,
     GPT_OSS, MIXTRAL, GRANITE, GRANITE_MOE, OLMO, OLMO2, OLMO3, OLMOE, FLEX_OLMO, *ROUTED, COHERE, COHERE2, STABLELM, STARCODER2, GLM, GLM4,
-    FALCON, *CLASSIC, *LATENT,
+    FALCON, *CLASSIC, *LATENT, *GPT_KIN, *EXPERT_KIN,
 )  # fmt: skip
 
 

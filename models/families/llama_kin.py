@@ -9,8 +9,8 @@ from pagoda.models.config import Config
 from pagoda.models.families import granite, llama
 from pagoda.models.families.common import change_layers, llama_rules, rms
 from pagoda.models.family import Family
-from pagoda.models.rope import Rope
-from pagoda.models.spec import Attention, DecoderSpec, Layer, Mlp, Norm, QkNorm
+from pagoda.models.rope import LinearScaling, Rope
+from pagoda.models.spec import Attention, DecoderSpec, Embed, Layer, Mlp, Norm, QkNorm
 
 
 def helium(config: Config) -> DecoderSpec:
@@ -93,6 +93,20 @@ def hyperclova(config: Config) -> DecoderSpec:
     return change_layers(scaled, lambda _, layer, attention: replace(layer, mixer_out=rms(config), ff_out=rms(config)))
 
 
+def nanochat(config: Config) -> DecoderSpec:
+    """No norm has weights; q and k are normed after they are turned, and turn backwards."""
+    plain, norm = llama.spec(config), Norm("rms", config.number("rms_norm_eps", default=1e-6), weight=False)
+    normed = QkNorm(norm, after_rope=True)
+
+    def change(_: int, layer: Layer, attention: Attention) -> Layer:
+        assert isinstance(attention.position, Rope)
+        mixer = replace(attention, qk_norm=normed, position=replace(attention.position, scaling=LinearScaling(-1.0)))
+        return Layer(mixer, _plain(layer), norm, ff_in=norm)
+
+    head = replace(plain.head, softcap=config.number("final_logit_softcapping", default=None))
+    return replace(change_layers(plain, change), embed=Embed(norm=norm), norm=norm, head=head)
+
+
 def _plain(layer: Layer) -> Mlp:
     assert isinstance(layer.feed_forward, Mlp)
     return replace(layer.feed_forward, gated=False)
@@ -120,7 +134,13 @@ def _exaone_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     return llama_rules(spec.head.tied, {"post_attention_layernorm": "mixer_out", "post_feedforward_layernorm": "ff_out"})
 
 
+def _nanochat_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    names = {"fc1": "up", "fc2": "down"}
+    return (*llama_rules(spec.head.tied), *(Rename(f"layers.{{i}}.mlp.{a}.{{t}}", f"layers.{{i}}.ff.{b}.{{t}}") for a, b in names.items()))
+
+
 LLAMA_KIN = (
+    Family("nanochat", ("NanoChatForCausalLM",), ("nanochat",), nanochat, _nanochat_rules),
     Family("helium", ("HeliumForCausalLM",), ("helium",), helium, _rules),
     Family("arcee", ("ArceeForCausalLM",), ("arcee",), arcee, _rules),
     Family("ernie4_5", ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"), ("ernie4_5",), ernie, _rules),

@@ -37,6 +37,7 @@ LATENT = {"kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 16, "qk_rop
 DEEP_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}
 DIRECT = {**LATENT, "q_lora_rank": None, "attention_bias": True}
 SPARSE = {**LATENT, **GROUPED}
+MIXED = ["full_attention", "sliding_attention"]
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -56,7 +57,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
     "granite": ("Granite", {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0}),
     "granitemoe": ("GraniteMoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "olmo": ("Olmo", {"clip_qkv": 0.5}),
+    "olmo": ("Olmo", {"clip_qkv": 0.5, "rope_theta": 500.0}),
     "olmo2": ("Olmo2", {}),
     "olmo3": ("Olmo3", {"sliding_window": 9, "num_hidden_layers": 4}),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
@@ -100,6 +101,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "axk1": ("AXK1", SPARSE),
     "youtu": ("Youtu", LATENT),
     "minicpm3": ("MiniCPM3", {**LATENT, "rope_parameters": LONG}),
+    "gpt_neo": (
+        "GPTNeo",
+        {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 9, "intermediate_size": 48},
+    ),
+    "codegen": ("CodeGen", {**GPT, "rotary_dim": 4}),
+    "persimmon": ("Persimmon", {}),
+    "gpt_neox_japanese": ("GPTNeoXJapanese", {}),
+    "biogpt": ("BioGpt", {}),
+    "nanochat": ("NanoChat", {"head_dim": 8}),
+    "mellum": ("Mellum", {**EXPERTS, "head_dim": 16, "sliding_window": 9, "mlp_layer_types": ["dense", "sparse"], "layer_types": MIXED}),
+    "hy_v3": ("HYV3", {**EXPERTS, "head_dim": 16, "num_shared_experts": 1, "router_scaling_factor": 1.7}),
+    "aria_text": ("AriaText", {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 2, "head_dim": 16}),
+    "granitemoeshared": ("GraniteMoeShared", {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 24}),
+    "granite_swa": ("GraniteSWA", {"sliding_window": 9, "layer_types": MIXED, "layer_rope_theta": [0.0, 500.0]}),
+    "granitemoe_swa": ("GraniteMoeSWA", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9, "layer_types": MIXED}),
+    "dbrx": (
+        "Dbrx",
+        {
+            "d_model": 32,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": 128,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 500.0},
+            "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
+        },
+    ),
     "minimax_m2": ("MiniMaxM2", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
