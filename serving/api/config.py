@@ -48,6 +48,12 @@ class ServerConfig:
     default_chat_template_kwargs: Annotated[
         dict[str, Any], Flag('Template variables of every request, such as {"enable_thinking": false}.', metavar="JSON")
     ] = field(default_factory=dict)
+    tool_call_parser: Annotated[
+        str, Flag("How the model writes tool calls; `auto` reads it off the chat template, `none` turns tools off.", metavar="NAME")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str, Flag("How the model marks reasoning; `auto` reads it off the chat template, `none` leaves it in the content.", metavar="NAME")
+    ] = "auto"
     response_role: Annotated[str, Flag("Role of the answers to chat requests.")] = "assistant"
     trust_request_chat_template: Annotated[bool, Flag("Let requests bring their own chat template.")] = False
     return_tokens_as_token_ids: Annotated[bool, Flag("Name tokens in logprobs `token_id:N` instead of by their text.")] = False

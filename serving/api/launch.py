@@ -69,6 +69,8 @@ def _text(engine_config: EngineConfig, server_config: ServerConfig) -> TextFront
         chat_template=server_config.chat_template,
         content_format=server_config.chat_template_content_format,
         template_defaults=server_config.default_chat_template_kwargs,
+        tool_call_parser=server_config.tool_call_parser,
+        reasoning_parser=server_config.reasoning_parser,
     )
 
 

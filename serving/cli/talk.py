@@ -117,12 +117,12 @@ class RemoteTalker:
 
     async def _stream(self, path: str, request: dict[str, Any], settings: Settings) -> AsyncGenerator[Answer, None]:
         body = {"model": self.name, **request, **settings, "stream_options": {"include_usage": True}}
-        answer, text, chunks = Answer(), "", 0
+        answer, text, chunks, thought = Answer(), "", 0, False
         async with aclosing(self._remote.stream(path, body)) as events:
             async for event in events:
                 for choice in event.get("choices") or []:
-                    piece = choice["delta"].get("content") if "delta" in choice else choice.get("text")
-                    text, chunks = text + (piece or ""), chunks + bool(piece)
+                    piece, thought = _spoken(choice, thought)
+                    text, chunks = text + piece, chunks + bool(piece)
                     answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
                 usage = event.get("usage") or {}
                 answer.prompt_tokens = usage.get("prompt_tokens", answer.prompt_tokens)
@@ -130,3 +130,15 @@ class RemoteTalker:
                 answer.note(text, usage.get("completion_tokens", chunks))
                 answer.last = last if usage else answer.last  # the usage record is no token
                 yield answer
+
+
+def _spoken(choice: Mapping[str, Any], thought: bool) -> tuple[str, bool]:
+    """Text of a chunk, reasoning between the tags that a local model writes; whether reasoning is open after it."""
+    if "delta" not in choice:
+        return choice.get("text") or "", False
+    piece, content = choice["delta"].get("reasoning") or "", choice["delta"].get("content") or ""
+    if piece and not thought:
+        piece, thought = f"<think>\n{piece}", True
+    if content and thought:
+        piece, thought = f"{piece}\n</think>\n\n", False
+    return piece + content, thought

@@ -12,6 +12,8 @@ from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.frontend.chat_template import ChatTemplate
 from pagoda.serving.frontend.gguf_tokenizer import load_gguf
 from pagoda.serving.frontend.ids_only import IdsOnly
+from pagoda.serving.frontend.parsers.answers import AnswerFormat
+from pagoda.serving.frontend.parsers.choose import choose
 from pagoda.serving.frontend.text import TextFrontend
 from pagoda.serving.frontend.tokenizer import Tokenizer, load_folder
 
@@ -40,20 +42,25 @@ def load_text(
     chat_template: str | None = None,
     content_format: Literal["auto", "string", "openai"] = "auto",
     template_defaults: Mapping[str, Any] | None = None,
+    tool_call_parser: str = "auto",
+    reasoning_parser: str = "auto",
 ) -> TextFrontend:
     """Tokenizer and templates of a model folder or GGUF file.
 
     Args:
         chat_template: a file with one, or the source itself, instead of the checkpoint's.
         content_format, template_defaults: see `ChatTemplate`.
+        tool_call_parser, reasoning_parser: see `parsers.choose`.
     """
     tokenizer = load_tokenizer(path)
     sources = dict(tokenizer.chat_templates)
     if chat_template is not None:
         sources = {"default": template_source(chat_template)}
+    shown = "\n".join(sources.values())
+    answers = AnswerFormat(choose("tools", tool_call_parser, shown), choose("reasoning", reasoning_parser, shown))
     if not sources:
-        return TextFrontend(tokenizer)
-    return TextFrontend(tokenizer, ChatTemplate(sources, tokenizer.special_tokens, content_format, template_defaults or {}))
+        return TextFrontend(tokenizer, None, answers)
+    return TextFrontend(tokenizer, ChatTemplate(sources, tokenizer.special_tokens, content_format, template_defaults or {}), answers)
 
 
 def template_source(given: str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from pagoda.serving.frontend.parsers.answers import AnswerFormat
 
 
 class Detokenizer(Protocol):
@@ -86,7 +88,8 @@ class ChatTemplate(Protocol):
 
 @dataclass(frozen=True)
 class TextFrontend:
-    """The text side of one model; `template` is None for a model without one."""
+    """The text side of one model; `template` is None for a model without one, `answers` is how its answers are read."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None = None
+    answers: AnswerFormat = field(default_factory=AnswerFormat)

@@ -14,6 +14,7 @@ from pagoda.serving.api.app import build_app
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.server import UvicornServer, bind, uvicorn_config
 from pagoda.serving.api.service import ModelCard, Service
+from pagoda.serving.frontend.text import TextFrontend
 from toy_engine import ToyEngine, toy_text
 
 
@@ -44,10 +45,12 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def toy_server(engine: ToyEngine | None = None, *, names: tuple[str, ...] = ("toy", "toy-alias"), **flags: Any) -> AsyncIterator[Toy]:
+async def toy_server(
+    engine: ToyEngine | None = None, *, names: tuple[str, ...] = ("toy", "toy-alias"), text: TextFrontend | None = None, **flags: Any
+) -> AsyncIterator[Toy]:
     engine = engine or ToyEngine()
     config = ServerConfig(host="127.0.0.1", port=0, **flags)
-    service = Service(engine, toy_text(), ModelCard(names, "toy-root"), config)
+    service = Service(engine, text or toy_text(), ModelCard(names, "toy-root"), config)
     sock, ready = bind(config), asyncio.Event()
     server = UvicornServer(uvicorn_config(config, build_app(service)), ready.set)
     task = asyncio.ensure_future(server.serve([sock]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -256,3 +257,28 @@ def test_names_are_unique_and_an_unknown_one_lists_them() -> None:
         assert len(set(names)) == len(names)
     with pytest.raises(ConfigError, match=r"--tool-call-parser 'hermez' is not here; there is auto, none, .*hermes"):
         choose("tools", "hermez", "")
+
+
+def test_a_stranger_brings_a_family_and_a_broken_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    info = tmp_path / "shouter-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shouter\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pagoda.parsers]\nshouter = shouter:FAMILY\n")
+    (tmp_path / "shouter.py").write_text(STRANGER)
+    assert choose("tools", "auto", "CALL! <tool_call>") == choose("tools", "shouter", "")
+    check_every_cut(AnswerFormat(choose("tools", "shouter", "")), Case("", f"Hm CALL!{obj(ROME)}", "Hm", (ROME,)))
+    (info / "entry_points.txt").write_text("[pagoda.parsers]\nshouter = shouter:marked\n")
+    with pytest.raises(ConfigError, match=r"parser plugin 'shouter' \(shouter:marked\) is no Family but function"):
+        choose("tools", "auto", "")
+    (info / "entry_points.txt").write_text("[pagoda.parsers]\nshouter = shouter:NOTHING\n")
+    with pytest.raises(ConfigError, match=r"parser plugin 'shouter' .* failed to load"):
+        choose("tools", "auto", "")
+
+
+STRANGER = """
+from pagoda.serving.frontend.parsers.events import Family
+from pagoda.serving.frontend.parsers.flow import scripted
+from pagoda.serving.frontend.parsers.json_calls import marked
+FAMILY = Family("tools", ("shouter",), scripted(marked(("CALL!",))), signs=("CALL!",))
+"""

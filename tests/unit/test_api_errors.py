@@ -7,6 +7,9 @@ import pytest
 from toy_engine import MAX_LEN, ToyEngine
 from toy_server import events, toy_server
 
+TOOL = {"type": "function", "function": {"name": "weather"}}
+BAD_TOOL = {"type": "function", "function": {"name": "weather", "parameters": 3}}
+NAMED = {"type": "function", "function": {"name": "weather"}}
 MESSAGES = [{"role": "user", "content": "hi"}]
 COMPLETION = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -67,7 +70,12 @@ CASES = {
     "too many stops": (COMPLETION, {"prompt": "x", "stop": ["a"] * 65}, 400, "stop", "length <= 64"),
     "long stop": (COMPLETION, {"prompt": "x", "stop": "a" * 1025}, 400, "stop", "length <= 1024"),
     "suffix": (COMPLETION, {"prompt": "x", "suffix": "y"}, 400, "suffix", "not supported"),
-    "tools": (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "tools", "not supported"),
+    "tools": (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "tools[0]", "function.name is missing"),
+    "tools of a model without": (CHAT, {"messages": MESSAGES, "tools": [TOOL]}, 400, "tools", "not supported"),
+    "a tool without a schema": (CHAT, {"messages": MESSAGES, "tools": [BAD_TOOL]}, 400, "tools[0]", "must be a JSON schema"),
+    "a tool of another type": (CHAT, {"messages": MESSAGES, "tools": [{"type": "web"}]}, 400, "tools[0]", "must be function"),
+    "a forced tool": (CHAT, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required"}, 400, "tool_choice", "'required' is not"),
+    "a named tool": (CHAT, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": NAMED}, 400, "tool_choice", "no call can be forced"),
     "response_format": (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
     "structured": (COMPLETION, {"prompt": "x", "structured_outputs": {"regex": "a"}}, 400, "structured_outputs", "not supported"),
     "tokenize nothing": ("/tokenize", {}, 400, "prompt", "either"),

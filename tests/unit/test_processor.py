@@ -155,3 +155,15 @@ def test_a_template_from_a_file_or_in_full(tmp_path: Path) -> None:
         assert template is not None and template.render([{"role": "user", "content": "x"}]) == "1"
     with pytest.raises(ConfigError, match="--chat-template absent: No such file"):
         load_text(tmp_path, chat_template="absent")
+
+
+def test_how_answers_are_read_is_chosen_with_the_template(tmp_path: Path) -> None:
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    source = "{{ tools }}<tool_call><think>"
+    found = load_text(tmp_path, chat_template=source).answers
+    assert found.tools and found.tools.names[0] == "hermes"
+    assert found.reasoning and found.reasoning.names[0] == "deepseek_r1"
+    told = load_text(tmp_path, chat_template=source, tool_call_parser="mistral", reasoning_parser="none").answers
+    assert told.tools and told.tools.names == ("mistral",) and told.reasoning is None
+    with pytest.raises(ConfigError, match="--reasoning-parser 'qwen9' is not here"):
+        load_text(tmp_path, chat_template=source, reasoning_parser="qwen9")

@@ -10,20 +10,26 @@ from typing import Any
 
 from msgspec import UNSET
 from pagoda.serving.api.body import BodyReader
+from pagoda.serving.api.openai.answer_parts import AnswerParts
 from pagoda.serving.api.openai.collect import Answer, UsageCount, collect, usage_of
 from pagoda.serving.api.openai.common import StreamUsage, as_token_ids, request_id, stream_usage
 from pagoda.serving.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from pagoda.serving.api.openai.messages import chat_prompt, content_text
 from pagoda.serving.api.openai.protocol import ChatRequest
-from pagoda.serving.api.openai.replies import ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs, ChatMessage, Delta
+from pagoda.serving.api.openai.replies import ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs, Delta
 from pagoda.serving.api.openai.sampling import chat_settings, engine_request
+from pagoda.serving.api.openai.tools import offered_tools
 from pagoda.serving.api.openai.unsupported import refuse_unsupported
 from pagoda.serving.api.service import Service, new_id
 from pagoda.serving.api.stream import EventStream, JsonReply, event
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
 from pagoda.serving.frontend.output import TextDelta
+from pagoda.serving.frontend.parsers.events import Context
 from starlette.requests import Request
 from starlette.responses import Response
+
+PROMPT_END = 32
+"""Tokens that hold any mark of reasoning which the template may have opened."""
 
 
 class Chat:
@@ -38,14 +44,27 @@ class Chat:
         refuse_unsupported(body)
         usage = stream_usage(body, self._service.config)
         model = self._service.check_model(body.model)
-        settings = chat_settings(body)
+        answers = self._service.text.answers
+        schemas = offered_tools(body, answers)
+        settings = {**self._special(answers.marks(bool(schemas))), **chat_settings(body)}
         variables = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-        prompt = await chat_prompt(self._service, body, extra=variables, documents=body.documents)
+        prompt = await chat_prompt(self._service, body, extra=variables, documents=body.documents, tools=body.tools if schemas else None)
         reply_id = new_id("chatcmpl", body.request_id or request_id(request))
         engine = engine_request(self._service, body, settings, prompt, reply_id)
         names = TokenNames(self._service.text.tokenizer, as_token_ids(body, self._service.config))
-        reply = ChatReply(self._service, body, model, reply_id, engine, names)
+        reply = ChatReply(self._service, body, model, reply_id, engine, names, Context(schemas, self._prompt_end(prompt)))
         return EventStream(reply.stream(usage)) if body.stream else JsonReply(reply.whole())
+
+    def _special(self, marks: tuple[str, ...]) -> dict[str, bool]:
+        """Parsers cannot see marks that are special tokens unless these are in the text."""
+        tokenizer = self._service.text.tokenizer
+        special = (tokenizer.special_ids.intersection(tokenizer.encode(mark, add_special_tokens=False)) for mark in marks)
+        return {"skip_special_tokens": False} if any(special) else {}
+
+    def _prompt_end(self, prompt: list[int]) -> str:
+        if self._service.text.answers.reasoning is None:
+            return ""
+        return self._service.text.tokenizer.decode(prompt[-PROMPT_END:], skip_special_tokens=False)
 
 
 @dataclass
@@ -58,8 +77,9 @@ class ChatReply:
     reply_id: str
     request: EngineRequest
     names: TokenNames
+    context: Context
     created: int = field(default_factory=lambda: int(time.time()))
-    _opened: set[int] = field(default_factory=set)
+    _parts: dict[int, AnswerParts] = field(default_factory=dict)
 
     async def whole(self) -> ChatCompletion:
         (answers,) = groups = await collect(self.service, [self.request])
@@ -85,38 +105,50 @@ class ChatReply:
             yield event(self._chunk([], count.usage()))
 
     def _choice(self, answer: Answer) -> ChatChoice:
+        parts = self._new_parts()
         return ChatChoice(
             index=answer.index,
-            message=ChatMessage(role=self._role, content=self._echo + answer.text),
+            message=parts.message(self._role, self._echo, answer.text),
             logprobs=self._logprobs(answer.logprobs),
-            finish_reason=answer.finish_reason,
+            finish_reason=parts.finish_reason(answer.finish_reason),
             stop_reason=answer.stop_reason,
             token_ids=answer.token_ids if self.body.return_token_ids else UNSET,
         )
 
     def _chunks(self, delta: TextDelta, usage: Any) -> list[ChatChunk]:
         out = []
-        if delta.index not in self._opened:
+        if delta.index not in self._parts:
             out.append(self._opening(delta.index, usage))
-        if not (delta.text or delta.finish_reason or delta.logprobs or self.body.return_token_ids):
+        parts = self._parts[delta.index]
+        added = parts.delta(delta.text, delta.finish_reason is not None)
+        if not (added or delta.finish_reason or delta.logprobs or self.body.return_token_ids):
             return out
         choice = ChatChunkChoice(
             index=delta.index,
-            delta=Delta(content=delta.text) if delta.text or not delta.finish_reason else Delta(),
+            delta=added or (Delta() if delta.finish_reason else Delta(content="")),
             logprobs=self._logprobs(delta.logprobs),
-            finish_reason=delta.finish_reason,
+            finish_reason=parts.finish_reason(delta.finish_reason),
             stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
             token_ids=delta.token_ids if self.body.return_token_ids else UNSET,
         )
         return [*out, self._chunk([choice], usage)]
 
     def _opening(self, index: int, usage: Any) -> ChatChunk:
-        first = not self._opened
-        self._opened.add(index)
+        first = not self._parts
+        self._parts[index] = self._new_parts()
         chunk = self._chunk([ChatChunkChoice(index=index, delta=Delta(role=self._role, content=self._echo))], usage)
         if first and self.body.return_token_ids:
             chunk.prompt_token_ids = self.request.prompt
         return chunk
+
+    def _new_parts(self) -> AnswerParts:
+        answers = self.service.text.answers
+        return AnswerParts(
+            answers.parser(self.context),
+            answers.call_id,
+            reasoning=self.body.include_reasoning is not False,
+            parallel=self.body.parallel_tool_calls is not False,
+        )
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Any) -> ChatChunk:
         return ChatChunk(id=self.reply_id, created=self.created, model=self.model, choices=choices, usage=usage)

@@ -27,6 +27,7 @@ async def chat_prompt(
     *,
     extra: Mapping[str, Any] | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
     """Token ids of a conversation. Long ones are rendered and encoded off the event loop."""
     template = _template(service, request)
@@ -40,12 +41,13 @@ async def chat_prompt(
             add_generation_prompt=generation,
             continue_final_message=final,
             template=request.chat_template,
+            tools=tools,
             documents=documents,
             variables={**(extra or {}), **(request.chat_template_kwargs or {})},
         )
         return service.text.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
 
-    size = sum(len(content_text(message)) for message in request.messages)
+    size = sum(len(content_text(message)) for message in request.messages) + (len(str(tools)) if tools else 0)
     if getattr(request, "truncate_prompt_tokens", None) is None:
         service.check_size(size)
     return await service.off_loop(size, prompt_ids)

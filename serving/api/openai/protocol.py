@@ -111,10 +111,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     metadata: Any = None
     store: bool | None = False
     service_tier: Any = None
-    parallel_tool_calls: Any = None
+    parallel_tool_calls: bool | None = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
-    include_reasoning: Any = None
+    include_reasoning: bool | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -128,6 +128,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = False
 
 

@@ -8,14 +8,11 @@ from pagoda.hal.errors import RequestError
 
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
     "modalities": (["text"],),
     "function_call": ("none",),
     "suffix": ("",),
 }
 _REFUSED = (
-    "tools",
-    "tool_choice",
     "functions",
     "function_call",
     "response_format",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagoda.serving.frontend.parsers.events import Content, Context, Event, Family, Parser
+from pagoda.serving.frontend.parsers.events import Content, Context, Event, Family, Parser, new_call_id
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,10 @@ class AnswerFormat:
         if self.tools and context.tools:
             parsers.append(self.tools.make(context))
         return Chain(*parsers) if len(parsers) > 1 else parsers[0] if parsers else None
+
+    def call_id(self) -> str:
+        """An id for a new tool call."""
+        return self.tools.call_id() if self.tools else new_call_id()
 
     def marks(self, tools: bool) -> tuple[str, ...]:
         """Texts that the parsers must see, even where they are special tokens."""
