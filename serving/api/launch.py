@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.models.loading.reference import resolve
+from pagoda.serving.api.address import bind, check_tls
 from pagoda.serving.api.config import ServerConfig
-from pagoda.serving.api.server import Server, bind, run_loop, set_up_logging
+from pagoda.serving.api.server import Server, run_loop, set_up_logging
 from pagoda.serving.api.service import ModelCard, Service
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.config import EngineConfig
@@ -32,6 +33,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, started: float
     Raises `PagodaError`s for what cannot work: the address is taken before the model is looked for.
     """
     set_up_logging(server_config)
+    check_tls(server_config)
     with bind(server_config) as sock:
         path = resolve(engine_config.model, engine_config.revision)
         return run_loop(lambda: _serve(engine_config, server_config, path, sock, started))

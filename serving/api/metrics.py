@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats
-from pagoda.serving.frontend.output import TextDelta
+from pagoda.serving.frontend.text_deltas import TextDelta
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector

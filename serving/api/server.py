@@ -1,14 +1,12 @@
-"""The server process: starts an engine, listens, says when it is ready, drains on SIGTERM, and ends when the engine does."""
+"""The server process once its engine runs: listens, says when it is ready, drains on SIGTERM, and ends when the engine does."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from pagoda.hal.errors import ConfigError, EngineDeadError
+from pagoda.hal.errors import EngineDeadError
 from pagoda.serving.api.app import build_app
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.ready import ready_text
@@ -32,42 +30,6 @@ log = logging.getLogger("pagoda.api")
 HEALTH_PERIOD = 1.0
 DEAD_LINGER = 1.0
 ABORT_GRACE = 5.0
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """The listening address, taken before anything loads. Raises `ConfigError` when it cannot be had."""
-    if config.uds:
-        return _bind_uds(config.uds)
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((config.host, config.port))
-    except OSError as error:
-        sock.close()
-        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror}; choose another --host or --port") from None
-    return sock
-
-
-def _bind_uds(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            _remove_stale(path)
-        sock.bind(path)
-    except OSError as error:
-        sock.close()
-        raise ConfigError(f"cannot listen on the Unix socket {path}: {error.strerror}; choose another --uds") from None
-    return sock
-
-
-def _remove_stale(path: str) -> None:
-    if not stat.S_ISSOCK(os.stat(path).st_mode):
-        raise ConfigError(f"--uds {path} exists and is no socket; choose another path")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(ConnectionRefusedError):
-        probe.connect(path)
-        raise ConfigError(f"another server listens on the Unix socket {path}; choose another --uds")
-    os.unlink(path)
 
 
 class UvicornServer(uvicorn.Server):

@@ -17,8 +17,9 @@ from pagoda.serving.api.errors import DrainingError, OverloadedError
 from pagoda.serving.api.metrics import Metrics
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
-from pagoda.serving.frontend.output import RequestText, TextDelta
+from pagoda.serving.frontend.processor import Processor
 from pagoda.serving.frontend.text import TextFrontend
+from pagoda.serving.frontend.text_deltas import RequestText, TextDelta
 
 T = TypeVar("T")
 
@@ -52,6 +53,7 @@ class Service:
 
     def __init__(self, client: EngineClient, text: TextFrontend, card: ModelCard, config: ServerConfig) -> None:
         self.client, self.text, self.card, self.config = client, text, card, config
+        self.processor = Processor(text, client.facts, card.sampling_defaults)
         self.metrics = Metrics(card.names[0])
         self.draining = False
         self.dead: str | None = None

@@ -10,6 +10,9 @@ from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
 from pagoda.serving.engine.params import MAX_LOGPROBS
 
+MAX_LENGTH_PENALTY = 16.0
+"""Above it a power of the length leaves the numbers that a float can hold."""
+
 
 class Candidate(NamedTuple):
     """One more token for one beam: its sum of logprobs with the token, the beam's number, the token."""
@@ -86,6 +89,9 @@ def start_search(request: EngineRequest, slots: int) -> BeamSearch:
         raise RequestError(f"beam_width={request.beam_width} is too large: this engine runs at most {widest} beams", param="beam_width")
     if params.n > request.beam_width:
         raise RequestError(f"n={params.n} answers of beam_width={request.beam_width}: n must not be larger", param="n")
+    if not -MAX_LENGTH_PENALTY <= request.length_penalty <= MAX_LENGTH_PENALTY:
+        allowed = f"it must be from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
+        raise RequestError(f"length_penalty={request.length_penalty:g} is out of range: {allowed}", param="length_penalty")
     penalties = {name: getattr(params, name) for name in ("presence_penalty", "frequency_penalty")}
     if any(penalties.values()) or params.repetition_penalty != 1:
         raise RequestError("penalties are not defined for beam search: leave them at their defaults", param="repetition_penalty")

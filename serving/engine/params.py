@@ -18,7 +18,7 @@ class SamplingParams:
     Attributes:
         n: sequences to return; they share the prompt's pages.
         temperature: 0 is greedy. top_p in (0, 1], top_k 0 or −1 for all, min_p in [0, 1).
-        presence_penalty, frequency_penalty: −2 to 2, over generated tokens. repetition_penalty: > 0, over prompt and output.
+        presence_penalty, frequency_penalty: −2 to 2, over generated tokens. repetition_penalty: 1e−6 to 1e6, over prompt and output.
         seed: makes a request's tokens repeatable whatever its batch; None draws one.
         max_tokens: output limit; None means up to the model's length. min_tokens: no stop before it.
         stop: strings that end the output. stop_token_ids: ids that do. include_stop_str_in_output: keep the string.
@@ -72,8 +72,6 @@ class SamplingParams:
     def _check_open_ends(self) -> None:
         if not 0 < self.top_p <= 1:
             raise RequestError(f"top_p={self.top_p} is out of range: it must be above 0 and at most 1", param="top_p")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise RequestError(f"repetition_penalty={self.repetition_penalty} must be above 0 and finite", param="repetition_penalty")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}", param="min_tokens")
         if self.stop and not self.detokenize:
@@ -98,6 +96,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("min_p", 0, 1),
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),
+    ("repetition_penalty", 1e-6, 1e6),
     ("seed", -(2**63), 2**63 - 1),
     ("max_tokens", 1, 2**31 - 1),
     ("min_tokens", 0, 2**31 - 1),

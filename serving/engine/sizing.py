@@ -69,6 +69,7 @@ def describe_model(config: EngineConfig, target: Target, rank: int = 0) -> Descr
 
 def size(config: EngineConfig, target: Target, description: Description) -> Sizes:
     """Plan the memory of one rank. Raises `CapacityError` naming what is too big and what would fit."""
+    _check_positions(config, description)
     groups, padding = cache_groups(config, target, description)
     work = _work(config, description, groups, target)
     memory = target.device.memory.plan(_request(config, target, description, groups, work))
@@ -151,12 +152,15 @@ def _check_step(num_pages: int) -> None:
         )
 
 
-def _max_model_len(config: EngineConfig, description: Description, longest: int) -> int:
+def _check_positions(config: EngineConfig, description: Description) -> None:
     allowed = description.facts.max_positions
-    if config.max_model_len is None:
-        return min(allowed, longest)
-    if config.max_model_len > allowed:
+    if config.max_model_len is not None and config.max_model_len > allowed:
         raise ConfigError(f"max_model_len={config.max_model_len} is above the {allowed} positions that the model has; give at most that")
+
+
+def _max_model_len(config: EngineConfig, description: Description, longest: int) -> int:
+    if config.max_model_len is None:
+        return min(description.facts.max_positions, longest)
     if config.max_model_len > longest:
         raise CapacityError(
             f"max_model_len={config.max_model_len} does not fit the KV pool, which holds one sequence of {longest} tokens:"

@@ -38,7 +38,7 @@ def _message(message: Mapping[str, Any], index: int, form: ContentFormat) -> dic
     fresh = {key: value for key, value in message.items() if value is not None or key == "content"}
     fresh["content"] = _content(message.get("content"), f"messages[{index}].content", form)
     if fresh.get("tool_calls"):
-        fresh["tool_calls"] = [_tool_call(call, f"messages[{index}].tool_calls[{i}]") for i, call in enumerate(fresh["tool_calls"])]
+        fresh["tool_calls"] = _tool_calls(fresh["tool_calls"], f"messages[{index}].tool_calls")
     reasoning = next((fresh[key] for key in REASONING_KEYS if key in fresh), None)
     return fresh if reasoning is None else {"thinking": reasoning, **fresh, "reasoning_content": reasoning}
 
@@ -58,12 +58,18 @@ def _part_text(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise RequestError(f"{where} has type {kind!r}: this model takes {', '.join(TEXT_PARTS)}", param=where)
     text = part.get(TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise RequestError(f"{where}.{TEXT_PARTS[kind]} must be a string", param=where)
     return text
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, Sequence) or not all(isinstance(call, Mapping) for call in calls):
+        raise RequestError(f"{where} must be a list of objects", param=where)
+    return [_tool_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
 
 
 def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:

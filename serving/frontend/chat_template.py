@@ -64,7 +64,7 @@ class ChatTemplate:
             )
         source = self.choose(template, bool(tools))
         chat = normalise(messages, self.content_format(source))
-        given = dict(self.special_tokens) | dict(self.defaults) | dict(variables or {})
+        given = dict(self.special_tokens) | dict(self.defaults) | _checked(variables or {})
         given |= {"tools": list(tools) if tools else None, "documents": list(documents) if documents else None}
         compiled = _compile(source)
         if not continue_final_message:
@@ -91,6 +91,16 @@ class ChatTemplate:
         return found if self.format == "auto" else found._replace(parts=self.format == "openai")
 
 
+_OWN = ("messages", "add_generation_prompt", "tools", "documents")
+"""Variables that fields of the request fill."""
+
+
+def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
+    if taken := [name for name in _OWN if name in variables]:
+        raise RequestError(f"{taken[0]} is no template variable to set: send it as a field of the request", param="chat_template_kwargs")
+    return dict(variables)
+
+
 def _with_mark(chat: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     last = dict(chat[-1]) if chat else {}
     content = last.get("content")
@@ -113,7 +123,7 @@ def _cut_at_mark(rendered: str, text: str) -> str:
 
 def _run(compiled: jinja2.Template, chat: list[dict[str, Any]], add_generation_prompt: bool, given: dict[str, Any]) -> str:
     try:
-        return compiled.render(messages=chat, add_generation_prompt=add_generation_prompt, **given)
+        return compiled.render(given | {"messages": chat, "add_generation_prompt": add_generation_prompt})
     except Exception as error:  # a template is foreign code: whatever it raises is the request's error
         message = getattr(error, "message", None) or str(error)
         raise RequestError(f"chat template, line {_line(error)}: {message}", param="messages", code=_ERROR) from error

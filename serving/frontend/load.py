@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pagoda.hal.errors import ConfigError
+from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.models.loading.reference import resolve
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.frontend.chat_template import ChatTemplate
@@ -60,7 +60,17 @@ def load_text(
     answers = AnswerFormat(choose("tools", tool_call_parser, shown), choose("reasoning", reasoning_parser, shown))
     if not sources:
         return TextFrontend(tokenizer, None, answers)
-    return TextFrontend(tokenizer, ChatTemplate(sources, tokenizer.special_tokens, content_format, template_defaults or {}), answers)
+    template = ChatTemplate(sources, tokenizer.special_tokens, content_format, template_defaults or {})
+    if chat_template is not None:
+        _check(template)
+    return TextFrontend(tokenizer, template, answers)
+
+
+def _check(template: ChatTemplate) -> None:
+    try:
+        template.content_format(template.choose())
+    except RequestError as error:
+        raise ConfigError(f"--chat-template cannot be compiled: {error}; mend it, or leave the flag out") from error
 
 
 def template_source(given: str) -> str:

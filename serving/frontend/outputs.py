@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from pagoda.hal.errors import PagodaError
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
-from pagoda.serving.frontend.output import RequestText, TextDelta
 from pagoda.serving.frontend.text import Tokenizer
+from pagoda.serving.frontend.text_deltas import RequestText, TextDelta
 
 
 class Logprob(NamedTuple):

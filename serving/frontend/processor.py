@@ -38,6 +38,16 @@ class Processor:
         """The model's own sampling settings; `given` ones win, and the output may be as long as the model allows."""
         return SamplingParams(**{"max_tokens": None, **self.defaults, **given})
 
+    def params_for(self, prompt: int, given: Mapping[str, Any]) -> SamplingParams:
+        """The `given` settings over the model's own, for a prompt of so many tokens.
+
+        A length that only the model states is a default: it gives way to what the prompt leaves.
+        """
+        defaults = dict(self.defaults)
+        if defaults.get("max_tokens") is not None:
+            defaults["max_tokens"] = max(1, min(defaults["max_tokens"], self.facts.max_model_len - prompt))
+        return SamplingParams(**{"max_tokens": None, **defaults, **given})
+
     def encode(self, prompt: Prompt) -> Encoded:
         """Ids of a prompt; text gets the special tokens that the tokenizer adds."""
         return self.encode_all([prompt])[0]
@@ -62,6 +72,8 @@ class Processor:
         params: SamplingParams,
         *,
         request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
         beam_width: int = 0,
         length_penalty: float = 1.0,
     ) -> EngineRequest:
@@ -69,16 +81,18 @@ class Processor:
 
         Raises `RequestError` when the prompt is empty, holds foreign ids, or is too long with its answer.
         """
-        limit = output_limit(len(prompt), params.max_tokens, self.facts.max_model_len)
-        check_ids("prompt", prompt, self.facts.vocab_size)
-        check_ids("stop_token_ids", params.stop_token_ids, self.facts.vocab_size)
-        check_ids("allowed_token_ids", params.allowed_token_ids, self.facts.vocab_size)
-        check_ids("logit_bias", list(params.logit_bias), self.facts.vocab_size)
+        limit = _output_limit(len(prompt), params.max_tokens, self.facts.max_model_len)
+        _check_ids("prompt", prompt, self.facts.vocab_size)
+        _check_ids("stop_token_ids", params.stop_token_ids, self.facts.vocab_size)
+        _check_ids("allowed_token_ids", params.allowed_token_ids, self.facts.vocab_size)
+        _check_ids("logit_bias", list(params.logit_bias), self.facts.vocab_size)
         return EngineRequest(
             request_id=request_id or uuid.uuid4().hex,
             prompt=tuple(prompt),
             params=with_bad_word_ids(replace(params, max_tokens=limit), self.text.tokenizer),
             eos_ids=self.text.tokenizer.eos_ids,
+            priority=priority,
+            cache_salt=cache_salt,
             beam_width=beam_width,
             length_penalty=length_penalty,
             arrival=time.time(),
@@ -98,7 +112,7 @@ def _of_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     raise RequestError(f'a prompt mapping needs "prompt" or "prompt_token_ids", not {", ".join(map(repr, prompt))}', param="prompt")
 
 
-def output_limit(prompt: int, asked: int | None, longest: int) -> int:
+def _output_limit(prompt: int, asked: int | None, longest: int) -> int:
     """Most tokens that the answer may have: what was asked for, or what the model's length leaves."""
     if prompt == 0:
         raise RequestError("the prompt has no tokens; it needs at least one", param="prompt")
@@ -118,7 +132,7 @@ def output_limit(prompt: int, asked: int | None, longest: int) -> int:
     return room if asked is None else asked
 
 
-def check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
     """Raises `RequestError` naming the first id that the model has no row for."""
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         bad = next(i for i in ids if not 0 <= i < vocab_size)

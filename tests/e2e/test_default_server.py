@@ -30,6 +30,24 @@ def test_facts_and_numbers(server, client, model):
     assert httpx.post(f"{server.where}/reset_prefix_cache").json() == {"reset": True}
 
 
+WRONG = {
+    "length_penalty": ("completions", {"prompt": "x", "use_beam_search": True, "n": 2, "length_penalty": 1e300}),
+    "messages[0].content[0]": ("chat/completions", {"messages": [{"role": "user", "content": [{"type": []}]}]}),
+    "messages[0].tool_calls": ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": ["f"]}]}),
+    "chat_template_kwargs": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"add_generation_prompt": True}},
+    ),
+}
+
+
+def test_wrong_requests_name_the_field_and_harm_nobody(server):
+    for field, (path, body) in WRONG.items():
+        answer = httpx.post(f"{server.where}/v1/{path}", json=body, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), answer.text
+    assert httpx.get(f"{server.where}/health").status_code == 200
+
+
 @pytest.mark.heavy
 def test_a_short_soak(server):
     command = [sys.executable, str(ROOT / "benchmarks/soak.py"), "--url", server.where, "--requests", "60", "--longest-answer", "16"]

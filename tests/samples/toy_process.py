@@ -78,8 +78,9 @@ class ServerProcess:
 
 def main() -> int:
     sys.path.insert(0, str(Path(__file__).parent))
+    from pagoda.serving.api.address import bind
     from pagoda.serving.api.config import ServerConfig
-    from pagoda.serving.api.server import Server, bind, run_loop, set_up_logging
+    from pagoda.serving.api.server import Server, run_loop, set_up_logging
     from pagoda.serving.api.service import ModelCard, Service
     from toy_engine import ToyEngine, toy_text
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from pagoda.serving.api.address import bind
 from pagoda.serving.api.app import build_app
 from pagoda.serving.api.config import ServerConfig
-from pagoda.serving.api.server import UvicornServer, bind, uvicorn_config
+from pagoda.serving.api.server import UvicornServer, uvicorn_config
 from pagoda.serving.api.service import ModelCard, Service
 from pagoda.serving.frontend.text import TextFrontend
 from toy_engine import ToyEngine, toy_text

@@ -3,7 +3,7 @@
 import asyncio
 
 from toy_engine import EOS, ToyEngine
-from toy_server import toy_server
+from toy_server import events, toy_server
 
 
 async def test_whole_text():
@@ -138,6 +138,18 @@ async def test_echo_scores_the_prompt_without_answering():
     assert choice["logprobs"]["tokens"] == ["a", "b", "c"]
     assert choice["logprobs"]["token_logprobs"][0] is None
     assert reply["usage"]["completion_tokens"] == 0
+
+
+async def test_scoring_costs_no_completion_tokens_in_a_stream_either():
+    async with toy_server() as toy:
+        reply = await toy.complete("abc", echo=True, max_tokens=0, logprobs=1, stream=True, stream_options={"include_usage": True})
+    assert events(reply.text)[-1]["usage"]["completion_tokens"] == 0
+
+
+async def test_a_seed_is_the_same_number_in_the_engine():
+    async with toy_server() as toy:
+        assert (await toy.complete("hi", seed=-7)).status_code == 200
+        assert toy.engine.requests[0].params.seed == -7
 
 
 async def test_prompt_logprobs():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pagoda.hal.errors import ConfigError
 from pagoda.serving import api
+from pagoda.serving.api.address import check_tls
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.statlog import stats_line
 from pagoda.serving.engine.messages import EngineStats
@@ -137,6 +138,15 @@ async def test_small_endpoints():
 def test_flags_that_cannot_work(flags, words):
     with pytest.raises(ConfigError, match=words):
         ServerConfig(**flags)
+
+
+@pytest.mark.parametrize("text", [None, "no certificate"])
+def test_a_certificate_that_cannot_be_read_is_named_before_anything_loads(tmp_path, text):
+    path = tmp_path / "cert.pem"
+    if text:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=r"ssl_certfile=.*cert\.pem.*give two PEM files"):
+        check_tls(ServerConfig(ssl_certfile=str(path)))
 
 
 def test_the_stats_line():

@@ -123,6 +123,9 @@ def test_what_cannot_be_searched_is_refused():
     ):
         with pytest.raises(RequestError, match=message):
             toy.submit("a", [1, 2], request={"beam_width": beam_width}, **params)
+    for penalty in (1e300, -17.0, float("nan")):
+        with pytest.raises(RequestError, match=r"length_penalty=.* must be from -16 to 16"):
+            toy.submit("a", [1, 2], request={"beam_width": 2, "length_penalty": penalty})
     with pytest.raises(CapacityError, match="KV pages and the pool has 25"):
         toy.submit("a", range(4), max_tokens=32, request={"beam_width": 4})
     assert not toy.scheduler.has_work

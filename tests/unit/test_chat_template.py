@@ -145,11 +145,25 @@ def test_errors_name_the_line(source: str, message: str) -> None:
         ([{"content": "x"}], r"messages\[0\] must be an object with a role"),
         ([USER, {"role": "user", "content": 3}], r"messages\[1\]\.content must be a string"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\]\.content\[0\] has type 'image_url'"),
+        ([{"role": "user", "content": [{"type": ["text"]}]}], r"messages\[0\]\.content\[0\] has type \['text'\]"),
+        ([{"role": "assistant", "content": "x", "tool_calls": 5}], r"messages\[0\]\.tool_calls must be a list of objects"),
+        ([{"role": "assistant", "content": "x", "tool_calls": ["f"]}], r"messages\[0\]\.tool_calls must be a list of objects"),
+        ([{"role": "assistant", "content": "x", "tool_calls": {"f": 1}}], r"messages\[0\]\.tool_calls must be a list of objects"),
     ],
 )
 def test_bad_messages_are_named(chat: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         render(SOURCES["chatml"], chat)
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "tools", "documents"])
+def test_variables_do_not_replace_fields_of_the_request(name: str) -> None:
+    with pytest.raises(RequestError, match=f"^{name} is no template variable to set"):
+        render(SOURCES["chatml"], [USER], variables={name: []})
+
+
+def test_a_variable_may_have_any_other_name() -> None:
+    assert render("{{ self_ }}{{ args }}", [USER], variables={"self": 1, "self_": 2, "args": 3}) == "23"
 
 
 def test_the_callers_messages_are_left_alone() -> None:

@@ -111,6 +111,8 @@ def test_tensor_parallel_plans_are_of_one_rank(tmp_path: Path) -> None:
 
 
 def test_what_cannot_work_is_refused_before_loading(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_model_len=1000000000000 is above the"):
+        plan_engine(tiny_config(tmp_path, max_model_len=10**12))
     with pytest.raises(ConfigError, match="block_size=17"):
         plan_engine(tiny_config(tmp_path, block_size=17))
     with pytest.raises(KernelError, match="paged_attention=unheard"):

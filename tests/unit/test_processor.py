@@ -46,6 +46,16 @@ def test_settings_of_the_checkpoint_yield_to_the_callers() -> None:
     assert (params.temperature, params.top_k, params.max_tokens) == (0, 20, None)
 
 
+def test_a_length_of_the_checkpoint_gives_way_to_the_prompt() -> None:
+    model = Processor(TextFrontend(TOKENIZER), FACTS, {"max_tokens": 32})
+    assert [model.params_for(prompt, {}).max_tokens for prompt in (10, 60)] == [32, 4]
+    assert model.request([5] * 60, model.params_for(60, {})).params.max_tokens == 4
+    with pytest.raises(RequestError, match="ask for at most 4"):
+        model.request([5] * 60, model.params_for(60, {"max_tokens": 32}))
+    with pytest.raises(RequestError, match="64 tokens, but prompt and answer"):
+        model.request([5] * 64, model.params_for(64, {}))
+
+
 def test_the_answer_fills_what_the_prompt_leaves() -> None:
     request = PROCESSOR.request([5] * 60, SamplingParams(max_tokens=None))
     assert (request.params.max_tokens, request.eos_ids, len(request.prompt)) == (4, (1,), 60)
@@ -155,6 +165,8 @@ def test_a_template_from_a_file_or_in_full(tmp_path: Path) -> None:
         assert template is not None and template.render([{"role": "user", "content": "x"}]) == "1"
     with pytest.raises(ConfigError, match="--chat-template absent: No such file"):
         load_text(tmp_path, chat_template="absent")
+    with pytest.raises(ConfigError, match=r"--chat-template cannot be compiled: chat template, line 2"):
+        load_text(tmp_path, chat_template="a\n{% for")
 
 
 def test_how_answers_are_read_is_chosen_with_the_template(tmp_path: Path) -> None:

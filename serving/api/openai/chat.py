@@ -23,8 +23,8 @@ from pagoda.serving.api.openai.unsupported import refuse_unsupported
 from pagoda.serving.api.service import Service, new_id
 from pagoda.serving.api.stream import EventStream, JsonReply, event
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
-from pagoda.serving.frontend.output import TextDelta
 from pagoda.serving.frontend.parsers.events import Context
+from pagoda.serving.frontend.text_deltas import TextDelta
 from starlette.requests import Request
 from starlette.responses import Response
 

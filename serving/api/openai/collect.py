@@ -10,7 +10,7 @@ from pagoda.serving.api.openai.replies import PromptTokensDetails, Usage
 from pagoda.serving.api.service import Service, Step
 from pagoda.serving.api.stream import merged
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
-from pagoda.serving.frontend.output import TextDelta
+from pagoda.serving.frontend.text_deltas import TextDelta
 
 
 @dataclass
@@ -78,34 +78,34 @@ async def collect(service: Service, requests: Sequence[EngineRequest]) -> list[A
 
 
 class UsageCount:
-    """Usage of a reply, kept while it streams."""
+    """Usage of a reply, kept while it streams; without `completion`, of a prompt that is only scored."""
 
-    def __init__(self, requests: Sequence[EngineRequest]) -> None:
+    def __init__(self, requests: Sequence[EngineRequest], *, completion: bool = True) -> None:
+        self._counts = completion
         self._prompt = sum(len(request.prompt) for request in requests)
         self._completion = 0
         self._cached = 0
 
     def add(self, step: Step) -> None:
         self._cached += step.cached_tokens
-        self._completion += sum(len(delta.token_ids) for delta in step.deltas)
+        if self._counts:
+            self._completion += sum(len(delta.token_ids) for delta in step.deltas)
 
     def usage(self) -> Usage:
-        return Usage(
-            prompt_tokens=self._prompt,
-            completion_tokens=self._completion,
-            total_tokens=self._prompt + self._completion,
-            prompt_tokens_details=PromptTokensDetails(self._cached),
-        )
+        return _usage(self._prompt, self._completion, self._cached)
 
 
 def usage_of(answers: Sequence[Answers], *, completion: bool = True) -> Usage:
     """Usage of whole answers."""
     prompt = sum(len(group.request.prompt) for group in answers)
     generated = sum(len(answer.token_ids) for group in answers for answer in group.ordered()) if completion else 0
-    cached = sum(group.cached_tokens for group in answers)
+    return _usage(prompt, generated, sum(group.cached_tokens for group in answers))
+
+
+def _usage(prompt: int, completion: int, cached: int) -> Usage:
     return Usage(
         prompt_tokens=prompt,
-        completion_tokens=generated,
-        total_tokens=prompt + generated,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
         prompt_tokens_details=PromptTokensDetails(cached),
     )

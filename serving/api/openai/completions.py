@@ -21,7 +21,7 @@ from pagoda.serving.api.openai.unsupported import refuse_unsupported
 from pagoda.serving.api.service import Service, Step, new_id
 from pagoda.serving.api.stream import EventStream, JsonReply, event, merged
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
-from pagoda.serving.frontend.output import TextDelta
+from pagoda.serving.frontend.text_deltas import TextDelta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -75,7 +75,7 @@ class CompletionReply:
         return self._reply(choices, usage_of(answers, completion=not self._scores_only))
 
     async def stream(self, wants: StreamUsage) -> AsyncGenerator[bytes, None]:
-        count = UsageCount(self.requests)
+        count = UsageCount(self.requests, completion=not self._scores_only)
         async with aclosing(merged([self.service.generate(request) for request in self.requests])) as steps:
             async for place, step in steps:
                 count.add(step)

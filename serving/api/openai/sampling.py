@@ -1,10 +1,9 @@
-"""From request fields to `EngineRequest`: sampling settings, length limits, truncation, checks against the vocabulary."""
+"""From request fields to `EngineRequest`: settings under the engine's names, truncation; limits and ids are checked by `Processor`."""
 
 from __future__ import annotations
 
-import time
+import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from pagoda.hal.errors import RequestError
@@ -12,8 +11,6 @@ from pagoda.serving.api.openai.protocol import ChatRequest, CompletionRequest, G
 from pagoda.serving.api.service import Service, engine_id
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
-from pagoda.serving.frontend.bad_words import with_bad_word_ids
-from pagoda.serving.frontend.processor import check_ids, output_limit
 
 MAX_BIAS = 100.0
 """The protocol's range of `logit_bias`; values beyond mean the same."""
@@ -48,6 +45,8 @@ def given_settings(request: GenerationRequest) -> dict[str, Any]:
     out = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
     if bias := out.get("logit_bias"):
         out["logit_bias"] = {token: max(-MAX_BIAS, min(MAX_BIAS, value)) for token, value in bias.items()}
+    if request.allowed_token_ids == []:
+        raise RequestError("allowed_token_ids is empty: nothing could be said; list ids, or leave it out", param="allowed_token_ids")
     if request.vllm_xargs:
         out["extra"] = request.vllm_xargs
     return out
@@ -94,35 +93,37 @@ def _check_best_of(request: CompletionRequest) -> None:
 def engine_request(
     service: Service, request: GenerationRequest, settings: dict[str, Any], prompt: Sequence[int], reply_id: str
 ) -> EngineRequest:
-    """A checked request for the engine. Raises `RequestError` for what can never be answered."""
-    tokenizer, facts = service.text.tokenizer, service.client.facts
-    prompt = truncated(prompt, request, facts.max_model_len, settings.get("max_tokens"))
-    limit = output_limit(len(prompt), settings.get("max_tokens"), facts.max_model_len)
-    if "max_tokens" not in settings:
-        limit = min(limit, service.card.sampling_defaults.get("max_tokens", limit))
-    params = with_bad_word_ids(_params({**service.card.sampling_defaults, **settings, "max_tokens": limit}), tokenizer)
-    check_ids("prompt", prompt, facts.vocab_size)
-    check_ids("stop_token_ids", params.stop_token_ids, facts.vocab_size)
-    check_ids("allowed_token_ids", params.allowed_token_ids, facts.vocab_size)
-    check_ids("logit_bias", list(params.logit_bias), facts.vocab_size)
-    return EngineRequest(
-        request_id=engine_id(reply_id),
-        prompt=tuple(prompt),
-        params=params,
-        eos_ids=tokenizer.eos_ids,
-        priority=request.priority or 0,
-        cache_salt=request.cache_salt,
-        beam_width=_beam_width(request, params),
-        length_penalty=1.0 if request.length_penalty is None else request.length_penalty,
-        arrival=time.time(),
-    )
+    """A checked request for the engine. Raises `RequestError` for what can never be answered, in the names of the request's fields."""
+    prompt = truncated(prompt, request, service.client.facts.max_model_len, settings.get("max_tokens"))
+    try:
+        params = service.processor.params_for(len(prompt), settings)
+        return service.processor.request(
+            prompt,
+            params,
+            request_id=engine_id(reply_id),
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt,
+            beam_width=_beam_width(request, params),
+            length_penalty=1.0 if request.length_penalty is None else request.length_penalty,
+        )
+    except RequestError as error:
+        raise _renamed(error, _names_in(request)) from None
 
 
-def _params(settings: dict[str, Any]) -> SamplingParams:
-    params = SamplingParams(**settings)
-    if params.seed is None:
-        return params
-    return replace(params, seed=params.seed & (2**63 - 1))
+def _names_in(request: GenerationRequest) -> dict[str, str]:
+    """Engine settings that this request gave under another name."""
+    names = {}
+    if isinstance(request, ChatRequest):
+        names |= {} if request.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+        names |= {"logprobs": "top_logprobs"} if request.logprobs else {}
+    elif request.best_of is not None:
+        names["n"] = "best_of"
+    return names
+
+
+def _renamed(error: RequestError, names: dict[str, str]) -> RequestError:
+    text = re.sub(r"\b(\w+)=", lambda match: names.get(match[1], match[1]) + "=", str(error))
+    return RequestError(text, param=error.param and names.get(error.param, error.param), code=error.code)
 
 
 def _beam_width(request: GenerationRequest, params: SamplingParams) -> int:
@@ -136,6 +137,8 @@ def _beam_width(request: GenerationRequest, params: SamplingParams) -> int:
 def truncated(prompt: Sequence[int], request: GenerationRequest, longest: int, max_tokens: int | None) -> Sequence[int]:
     """The prompt cut to `truncate_prompt_tokens` (−1: what leaves room for the answer) at the side that was asked for."""
     keep = request.truncate_prompt_tokens
+    if request.truncation_side not in (None, "left", "right"):
+        raise RequestError(f"truncation_side={request.truncation_side!r} must be left or right", param="truncation_side")
     if keep is None:
         return prompt
     if keep == -1:
@@ -144,6 +147,4 @@ def truncated(prompt: Sequence[int], request: GenerationRequest, longest: int, m
         raise RequestError(
             f"truncate_prompt_tokens={keep} is out of range: it must be -1 or from 1 to {longest}", param="truncate_prompt_tokens"
         )
-    if request.truncation_side not in (None, "left", "right"):
-        raise RequestError(f"truncation_side={request.truncation_side!r} must be left or right", param="truncation_side")
     return prompt[:keep] if request.truncation_side == "right" else prompt[-keep:]
