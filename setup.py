@@ -51,7 +51,7 @@ setup(
     packages=packages(),
     package_dir={"pagoda": "."},
     package_data={
-        "pagoda": ["py.typed"],
+        "pagoda": ["py.typed", "docs/parity/results.json"],
         "pagoda.ops.native": ["*.so", "*.cpp", "*.h"],
         "pagoda.serving.api": ["static/*"],
         "pagoda.backends": ["*/*.toml", "*/*.json"],

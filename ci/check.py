@@ -21,6 +21,7 @@ CHECKS: tuple[tuple[str, list[str]], ...] = (
     ("budgets", [sys.executable, "ci/budgets.py"]),
     ("vendor words", [sys.executable, "ci/vendor_words.py"]),
     ("kernel matrix", [sys.executable, "ci/kernel_matrix.py", "--check"]),
+    ("model matrix", [sys.executable, "ci/model_matrix.py", "--check"]),
 )
 
 

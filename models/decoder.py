@@ -195,7 +195,7 @@ class Decoder:
         )
 
     def forward(self, inputs: ModelInputs) -> ModelOutput:
-        step = Step(inputs.groups, inputs.plans, self._rotations(inputs))
+        step = Step(inputs.groups, inputs.plans, self._rotations(inputs), inputs.positions)
         stream = Stream(self._embed(inputs))
         taps: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self._layers):

@@ -22,6 +22,7 @@ from pagoda.models.families.gptj import GPTJ
 from pagoda.models.families.granite import GRANITE, GRANITE_MOE
 from pagoda.models.families.latent import LATENT
 from pagoda.models.families.llama import LLAMA
+from pagoda.models.families.llama4 import LLAMA4
 from pagoda.models.families.llama_kin import LLAMA_KIN
 from pagoda.models.families.mixtral import MIXTRAL
 from pagoda.models.families.olmo import FLEX_OLMO, OLMO, OLMO2, OLMO3, OLMOE
@@ -40,7 +41,7 @@ GROUP = "pagoda.models"
 BUILT_IN = (
     LLAMA, *LLAMA_KIN, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, VAULT_GEMMA, GEMMA3, SMOLLM3, PHI, PHI3, GPT2, GPTJ, GPT_NEOX,
     GPT_OSS, MIXTRAL, GRANITE, GRANITE_MOE, OLMO, OLMO2, OLMO3, OLMOE, FLEX_OLMO, *ROUTED, COHERE, COHERE2, STABLELM, STARCODER2, GLM, GLM4,
-    FALCON, *CLASSIC, *LATENT, *GPT_KIN, *EXPERT_KIN,
+    FALCON, *CLASSIC, *LATENT, *GPT_KIN, *EXPERT_KIN, *LLAMA4,
 )  # fmt: skip
 
 

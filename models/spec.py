@@ -51,6 +51,15 @@ class QkNorm:
 
 
 @dataclass(frozen=True)
+class Temper:
+    """q is multiplied by 1 + beta · ln(1 + ⌊(position + offset) / every⌋): the farther, the sharper (arXiv:2501.19399)."""
+
+    beta: float
+    every: float
+    offset: int = 0
+
+
+@dataclass(frozen=True)
 class Attention:
     """Grouped-query attention.
 
@@ -62,6 +71,7 @@ class Attention:
         sinks: a learned logit per head joins the softmax.
         qkv_bias, out_bias: projections have biases.
         clip: q, k and v are clamped to ± clip.
+        temper: sharpens what far positions attend to.
     """
 
     heads: int
@@ -76,6 +86,7 @@ class Attention:
     qkv_bias: bool = False
     out_bias: bool = False
     clip: float | None = None
+    temper: Temper | None = None
 
 
 @dataclass(frozen=True)
@@ -106,11 +117,17 @@ class MLA:
 
 
 @dataclass(frozen=True)
+class Xielu:
+    """A plain activation with numbers of its own in each layer (arXiv:2411.13010), `softplus` of which bend it:
+    x > 0: αp · x² + β · x; else αn · (e^min(x, ε) − 1 − x) + β · x, with αn raised by β."""
+
+
+@dataclass(frozen=True)
 class Mlp:
     """A dense feed-forward: gated (`down(act(gate) · up)`) or plain (`down(act(up))`). `limit` clamps gate and up before use."""
 
     hidden: int
-    activation: str
+    activation: str | Xielu
     gated: bool = True
     up_bias: bool = False
     down_bias: bool = False

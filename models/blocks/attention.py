@@ -15,7 +15,7 @@ from pagoda.models.blocks.paged import PagedMixer, Step
 from pagoda.models.builder import Builder
 from pagoda.models.parallel.shard import Shard, Span
 from pagoda.models.rope import Rope
-from pagoda.models.spec import Alibi, Attention, QkNorm
+from pagoda.models.spec import Alibi, Attention, QkNorm, Temper
 from pagoda.ops.attention import AttentionFacts
 from pagoda.ops.rope import RopeFacts
 
@@ -57,7 +57,7 @@ class AttentionBlock(PagedMixer):
         if self._q_norm is not None and self._norm_last:
             q = self._q_norm(q.flatten(1)).unflatten(-1, (self._heads, -1))
             k = self._k_norm(k.flatten(1)).unflatten(-1, (self._kv_heads, -1))
-        return q, k
+        return (q if self.spec.temper is None else _tempered(q, step.positions, self.spec.temper)), k
 
     def _norms(self, build: Builder, path: str, heads: Span, kv: Span) -> tuple[Any, Any]:
         spec, dim = self.spec.qk_norm, self.spec.head_dim
@@ -126,6 +126,11 @@ class _FullNorm:
             return self._norm(x)
         gathered = self._communicator.all_gather(x.contiguous(), dim=-1)
         return self._norm(gathered).chunk(self._shard.world, dim=-1)[self._shard.rank]
+
+
+def _tempered(q: torch.Tensor, positions: torch.Tensor, temper: Temper) -> torch.Tensor:
+    steps = torch.floor((positions.float() + temper.offset) / temper.every)
+    return q * (1.0 + temper.beta * torch.log1p(steps))[:, None, None].to(q.dtype)
 
 
 def _part_norm(build: Builder, path: str, spec: QkNorm, total: int, heads: Span, head_dim: int) -> _HeadNorm | _FullNorm:

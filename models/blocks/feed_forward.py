@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from pagoda.models.blocks.linear import Linear
+from pagoda.models.blocks.xielu import XieluBlock
 from pagoda.models.builder import Builder
 from pagoda.models.parallel.shard import Shard, Span
-from pagoda.models.spec import ClampedSwiglu, Mlp, Moe
+from pagoda.models.spec import ClampedSwiglu, Mlp, Moe, Xielu
 from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.moe import MoeMlpFacts, RouteFacts
 
@@ -21,9 +22,14 @@ class MlpBlock:
         parts = {"gate": hidden, "up": hidden} if spec.gated else {"up": hidden}
         self._up = build.linear(path, parts, whole, "column", spec.up_bias)
         self._down = build.linear(path, {"down": whole}, hidden, "row", spec.down_bias)
+        self._act: Any = self._activation(build, path, spec)
+
+    def _activation(self, build: Builder, path: str, spec: Mlp) -> Any:
+        if isinstance(spec.activation, Xielu):
+            return XieluBlock(build, f"{path}.act")
         op = "gated_activation" if spec.gated else "activation"
         kernel = build.kernel(op, ActivationFacts(build.numerics.dtype, spec.activation, spec.limit))
-        self._act: Any = kernel.run if build.loading else None
+        return kernel.run if build.loading else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x `[T, width]` → this rank's share of `[T, width]`, to be summed over ranks."""

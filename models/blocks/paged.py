@@ -14,11 +14,12 @@ from pagoda.ops.attention import AttentionFacts, PagedBatch
 
 
 class Step(NamedTuple):
-    """What the layers of one forward share: a batch and plans per cache group, cos and sin per rope."""
+    """What the layers of one forward share: a batch and plans per cache group, cos and sin per rope, positions `[T]`."""
 
     groups: tuple[PagedBatch, ...]
     plans: tuple[Any, ...]
     ropes: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    positions: torch.Tensor
 
 
 class PagedMixer:

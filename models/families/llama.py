@@ -9,13 +9,13 @@ from pagoda.models.rope import RopeStyle
 from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Window
 
 
-def spec(config: Config, style: RopeStyle = "neox", hidden: int | None = None) -> DecoderSpec:
-    """`hidden`: width of the feed-forward, where the configuration has no `intermediate_size`."""
+def spec(config: Config, style: RopeStyle = "neox", hidden: int | None = None, act: str | None = None) -> DecoderSpec:
+    """`hidden`: width of the feed-forward, where the configuration has no `intermediate_size`; `act`: its activation, likewise."""
     width, layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
     heads, norm = Heads.read(config, width), rms(config)
     position = rope(config, heads.head_dim, style)
     bias, mlp_bias = config.flag("attention_bias", default=False), config.flag("mlp_bias", default=False)
-    ff = Mlp(hidden or config.integer("intermediate_size"), activation(config, "hidden_act"), up_bias=mlp_bias, down_bias=mlp_bias)
+    ff = Mlp(hidden or config.integer("intermediate_size"), act or activation(config, "hidden_act"), up_bias=mlp_bias, down_bias=mlp_bias)
 
     def layer(window: Window | None) -> Layer:
         attention = Attention(

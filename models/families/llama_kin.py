@@ -10,7 +10,7 @@ from pagoda.models.families import granite, llama
 from pagoda.models.families.common import change_layers, llama_rules, rms
 from pagoda.models.family import Family
 from pagoda.models.rope import LinearScaling, Rope
-from pagoda.models.spec import Attention, DecoderSpec, Embed, Layer, Mlp, Norm, QkNorm
+from pagoda.models.spec import Attention, DecoderSpec, Embed, Layer, Mlp, Norm, QkNorm, Xielu
 
 
 def helium(config: Config) -> DecoderSpec:
@@ -93,6 +93,15 @@ def hyperclova(config: Config) -> DecoderSpec:
     return change_layers(scaled, lambda _, layer, attention: replace(layer, mixer_out=rms(config), ff_out=rms(config)))
 
 
+def apertus(config: Config) -> DecoderSpec:
+    config.require("hidden_act", "xielu", default="xielu")
+    # The activation is not one of the named ones, so the rest is read as if it were.
+    norm, hidden = QkNorm(rms(config, 1e-5)), config.integer("intermediate_size")
+    plain = llama.spec(config, act="relu2")
+    ff = Mlp(hidden, Xielu(), gated=False)
+    return change_layers(plain, lambda _, layer, a: replace(layer, mixer=replace(a, qk_norm=norm), feed_forward=ff))
+
+
 def nanochat(config: Config) -> DecoderSpec:
     """No norm has weights; q and k are normed after they are turned, and turn backwards."""
     plain, norm = llama.spec(config), Norm("rms", config.number("rms_norm_eps", default=1e-6), weight=False)
@@ -134,12 +143,18 @@ def _exaone_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     return llama_rules(spec.head.tied, {"post_attention_layernorm": "mixer_out", "post_feedforward_layernorm": "ff_out"})
 
 
+def _apertus_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    slots = {"attention_layernorm": "mixer_in", "feedforward_layernorm": "ff_in"}
+    return (*llama_rules(spec.head.tied, slots), Rename("layers.{i}.mlp.act_fn.{n}", "layers.{i}.ff.act.{n}"))
+
+
 def _nanochat_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     names = {"fc1": "up", "fc2": "down"}
     return (*llama_rules(spec.head.tied), *(Rename(f"layers.{{i}}.mlp.{a}.{{t}}", f"layers.{{i}}.ff.{b}.{{t}}") for a, b in names.items()))
 
 
 LLAMA_KIN = (
+    Family("apertus", ("ApertusForCausalLM",), ("apertus",), apertus, _apertus_rules),
     Family("nanochat", ("NanoChatForCausalLM",), ("nanochat",), nanochat, _nanochat_rules),
     Family("helium", ("HeliumForCausalLM",), ("helium",), helium, _rules),
     Family("arcee", ("ArceeForCausalLM",), ("arcee",), arcee, _rules),

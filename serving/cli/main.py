@@ -33,6 +33,7 @@ SECTIONS: dict[str, dict[str, Command]] = {
     },
     "Models": {
         "pull": Command("pull", "Fetch a model of the hub into the cache.", "pull"),
+        "models": Command("models", "The architectures that this build serves, and what parity says of them.", "models"),
         "list": Command("list_models", "The models on this machine, with their sizes.", "list_models"),
         "rm": Command("remove", "Delete a model from the cache.", "remove"),
     },

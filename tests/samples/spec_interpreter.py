@@ -6,7 +6,7 @@ import math
 
 import torch
 from pagoda.models.rope import Rope, frequencies, frequencies_by_length
-from pagoda.models.spec import MLA, Alibi, Attention, ClampedSwiglu, DecoderSpec, Layer, Mlp, Moe, Norm, Residual
+from pagoda.models.spec import MLA, Alibi, Attention, ClampedSwiglu, DecoderSpec, Layer, Mlp, Moe, Norm, Residual, Xielu
 
 Weights = dict[str, torch.Tensor]
 
@@ -71,6 +71,9 @@ def attention(w: Weights, path: str, spec: Attention | MLA, x: torch.Tensor) -> 
     q, k = rotate(spec.position, q), rotate(spec.position, k)
     if spec.qk_norm and spec.qk_norm.after_rope:
         q, k = qk_norm(w, path, spec, q, k)
+    if spec.temper is not None:
+        far = (torch.arange(len(x)).double() + spec.temper.offset).div(spec.temper.every).floor()
+        q = q * (1 + spec.temper.beta * torch.log(1 + far))[:, None, None]
     group = spec.heads // spec.kv_heads
     scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) * spec.scale
     scores = cap(scores, spec.softcap)
@@ -165,8 +168,17 @@ def feed_forward(w: Weights, path: str, spec: Mlp | Moe, x: torch.Tensor) -> tor
     return mlp(w, path, spec, x) if isinstance(spec, Mlp) else moe(w, path, spec, x)
 
 
+def xielu(w: Weights, path: str, x: torch.Tensor) -> torch.Tensor:
+    above, below = (torch.log(1 + torch.exp(w[f"{path}.alpha_{side}"])) for side in "pn")
+    beta, eps = w[f"{path}.beta"], w[f"{path}.eps"]
+    negative = (below + beta) * (torch.exp(torch.minimum(x, eps)) - 1 - x)
+    return torch.where(x > 0, above * x**2, negative) + beta * x
+
+
 def mlp(w: Weights, path: str, spec: Mlp, x: torch.Tensor) -> torch.Tensor:
     up = linear(w, f"{path}.up", x)
+    if isinstance(spec.activation, Xielu):
+        return linear(w, f"{path}.down", xielu(w, f"{path}.act", up))
     if not spec.gated:
         return linear(w, f"{path}.down", act(spec.activation, up))
     gate = linear(w, f"{path}.gate", x)

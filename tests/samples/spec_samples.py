@@ -30,7 +30,9 @@ from pagoda.models.spec import (
     QkNorm,
     Residual,
     Router,
+    Temper,
     Window,
+    Xielu,
 )
 from pagoda.ops.table import kernel_table
 from pagoda.quant.registry import format_for
@@ -116,6 +118,7 @@ def attentions(draw: st.DrawFn) -> Attention:
         qkv_bias=draw(st.booleans()),
         out_bias=draw(st.booleans()),
         clip=draw(st.none() | st.just(1.5)),
+        temper=draw(st.none() | st.builds(Temper, st.sampled_from((0.1, 0.5)), st.sampled_from((3.0, 8.0)), st.sampled_from((0, 1)))),
     )
 
 
@@ -139,7 +142,8 @@ def latents(draw: st.DrawFn) -> MLA:
 
 mixers = attentions() | attentions() | latents()
 activations = st.sampled_from(("silu", "gelu", "gelu_tanh", "relu2"))
-mlps = st.builds(Mlp, st.sampled_from((8, 24)), activations, st.booleans(), st.booleans(), st.booleans())
+gated_or_plain = st.builds(Mlp, st.sampled_from((8, 24)), activations, st.booleans(), st.booleans(), st.booleans())
+mlps = gated_or_plain | gated_or_plain | st.builds(Mlp, st.just(24), st.just(Xielu()), st.just(False), st.booleans(), st.booleans())
 routers = st.builds(
     Router, st.sampled_from(("softmax", "sigmoid")), st.booleans(), correction=st.booleans(), bias=st.booleans(),
     scale=st.sampled_from((1.0, 2.5)),

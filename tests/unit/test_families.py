@@ -127,6 +127,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
         },
     ),
+    "apertus": ("Apertus", {"rope_parameters": LLAMA3}),
+    "ministral3": ("Ministral3", {"head_dim": 16, "rope_parameters": {**DEEP_YARN, "llama_4_scaling_beta": 0.1}}),
+    "llama4": (
+        "Llama4ForCausalLM",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 40,
+            "attention_chunk_size": 9,
+            "floor_scale": 8,
+            "num_hidden_layers": 4,
+            "no_rope_layer_interval": 2,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 0, 1, 0],
+        },
+    ),
     "minimax_m2": ("MiniMaxM2", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 

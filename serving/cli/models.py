@@ -1,0 +1,78 @@
+"""`pagoda models`: the architectures that this build knows, and which of them were held against recorded answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Annotated, Any, Literal
+
+import typer
+from pagoda.models.registry import families
+
+RESULTS = "docs/parity/results.json"
+"""What `ci/parity_sweep.py` wrote, relative to the package."""
+
+Parity = Literal["green", "red", "untested"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One architecture.
+
+    Attributes:
+        support: "native", or "unsupported" where a reference exists and no family serves it.
+        tp: numbers of ranks with which its answers were compared and agreed.
+        parity: red where any comparison differed.
+    """
+
+    architecture: str
+    model_type: str
+    support: Literal["native", "unsupported"]
+    tasks: tuple[str, ...]
+    tp: tuple[int, ...]
+    parity: Parity
+
+
+def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
+    """List the architectures that this build serves, and what parity says of them."""
+    typer.echo((as_data if as_json else as_table)(rows(results())), nl=False)
+
+
+def results() -> dict[str, Any]:
+    """The committed results of the last sweep; none where the package came without them."""
+    file = files("pagoda").joinpath(RESULTS)
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"checkpoints": []}
+
+
+def rows(swept: dict[str, Any]) -> list[Row]:
+    """A row for each architecture that a family serves or that the sweep met, by name."""
+    met: dict[str, list[dict[str, Any]]] = {}
+    for checkpoint in swept["checkpoints"]:
+        met.setdefault(checkpoint["architecture"], []).append(checkpoint)
+    native = {name: family.model_types for family in families() for name in family.architectures}
+    return [_row(name, native.get(name), met.get(name, [])) for name in sorted(native.keys() | met.keys(), key=str.lower)]
+
+
+def as_data(table: list[Row]) -> str:
+    return json.dumps([vars(row) for row in table], indent=1) + "\n"
+
+
+def as_table(table: list[Row]) -> str:
+    """The rows as a Markdown table."""
+    lines = ["| architecture | model type | support | tasks | tp | parity |", "| --- | --- | --- | --- | --- | --- |"]
+    for row in table:
+        ranks = ", ".join(map(str, row.tp)) or "–"
+        lines.append(f"| {row.architecture} | {row.model_type} | {row.support} | {', '.join(row.tasks) or '–'} | {ranks} | {row.parity} |")
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, model_types: tuple[str, ...] | None, met: list[dict[str, Any]]) -> Row:
+    types = sorted({checkpoint["model_type"] for checkpoint in met}) or list(model_types or ())
+    if model_types is None:
+        return Row(name, ", ".join(types), "unsupported", (), (), "untested")
+    runs = [run for checkpoint in met for run in checkpoint["runs"]]
+    ranks = sorted({run["tp"] for run in runs})
+    agreed = tuple(tp for tp in ranks if all(run["passed"] for run in runs if run["tp"] == tp))
+    parity: Parity = "untested" if not runs else "green" if all(run["passed"] for run in runs) else "red"
+    return Row(name, ", ".join(types), "native", ("generate",), agreed, parity)
