@@ -51,7 +51,8 @@ def rows(swept: dict[str, Any]) -> list[Row]:
     for checkpoint in swept["checkpoints"]:
         met.setdefault(checkpoint["architecture"], []).append(checkpoint)
     native = {name: family.model_types for family in families() for name in family.architectures}
-    return [_row(name, native.get(name), met.get(name, [])) for name in sorted(native.keys() | met.keys(), key=lambda name: (name.lower(), name))]
+    names = sorted(native.keys() | met.keys(), key=lambda name: (name.lower(), name))
+    return [_row(name, native.get(name), met.get(name, [])) for name in names]
 
 
 def as_data(table: list[Row]) -> str:
