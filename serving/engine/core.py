@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from queue import SimpleQueue
 from threading import Lock
@@ -13,9 +13,11 @@ from typing import Any, NamedTuple, Protocol
 
 from pagoda.hal.errors import EngineDeadError, PagodaError, RequestError
 from pagoda.serving.engine.executor import Executor
+from pagoda.serving.engine.grammar import Compiler, Grammar
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats, StepDeltas
 from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.scheduler import Scheduler
+from pagoda.serving.engine.sequence import State
 
 
 class Command(NamedTuple):
@@ -56,6 +58,8 @@ class EngineCore:
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._in_flight: deque[tuple[StepPlan, Future[StepResult]]] = deque()
         self._asleep: list[str] = []
+        self._compiler: Compiler | None = None
+        self._compiling: ThreadPoolExecutor | None = None
         self._lock = Lock()
         self._ended: EngineDeadError | None = None
         self._host_ms = self._step_ms = 0.0
@@ -82,6 +86,10 @@ class EngineCore:
             device=facts.device,
             kernels=facts.kernels,
         )
+
+    def follow_grammars(self, compiler: Compiler) -> None:
+        """Take requests with structured output from now on; called before `run`."""
+        self._compiler = compiler
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request; its answers, a refusal included, come through the sink."""
@@ -187,9 +195,31 @@ class EngineCore:
             check_ids(request, self._runner_facts.vocab_size)
             if self._asleep:
                 raise RequestError("the engine sleeps; wake it before sending requests", code="asleep")
-            self._scheduler.submit(request)
+            if request.params.structured is not None:
+                self._submit_structured(request, request.params.structured)
+            else:
+                self._scheduler.submit(request)
         except PagodaError as error:
             self._sink.rejected(request.request_id, error)
+
+    def _submit_structured(self, request: EngineRequest, structured: tuple[str, Any]) -> None:
+        """It waits until its grammar is compiled, which happens beside the loop."""
+        if self._compiler is None or request.beam_width:
+            why = "beam search cannot follow a grammar" if request.beam_width else "this engine has no compiler of grammars"
+            raise RequestError(f"structured output is not possible here: {why}", param="response_format")
+        if self._compiling is None:
+            self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._scheduler.submit(request, [State.WAITING_GRAMMAR])
+        compiled = self._compiling.submit(self._compiler, structured)
+        compiled.add_done_callback(lambda done: self._put(lambda: self._compiled(request.request_id, done), lambda _: None))
+
+    def _compiled(self, request_id: str, done: Future[Grammar]) -> None:
+        error = done.exception()
+        if error is None:
+            self._scheduler.give_grammar(request_id, done.result())
+        elif self._scheduler.abort([request_id]):
+            refused = error if isinstance(error, PagodaError) else RequestError(f"no grammar can be made: {error}", param="response_format")
+            self._sink.rejected(request_id, refused)
 
     def _answer(self, future: Future[Any], method: str, arguments: dict[str, Any]) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from pagoda.serving.engine.admission import Admitted, Admitter, make_admission
+from pagoda.serving.engine.grammar import masks
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.plan import ON_DEVICE, Admission, IntArray, StepPlan
 from pagoda.serving.engine.sequence import State
@@ -13,12 +14,15 @@ from pagoda.serving.engine.speculation import Speculator
 class Planner:
     """There are no modes: a decode is behind by one token, a prompt by its rest, a resumed sequence by all it has."""
 
-    def __init__(self, ledger: Ledger, admitter: Admitter, *, budget: int, threshold: int, speculator: Speculator | None = None) -> None:
+    def __init__(
+        self, ledger: Ledger, admitter: Admitter, *, budget: int, threshold: int, vocab: int, speculator: Speculator | None = None
+    ) -> None:
         self._ledger = ledger
         self._admitter = admitter
         self._budget = budget
         self._threshold = threshold
         self._speculator = speculator
+        self._vocab = vocab
         self._step = 0
 
     def plan(self, idle: bool) -> StepPlan | None:
@@ -132,6 +136,7 @@ class Planner:
         drafted = state.drafted[slots]
         drafts = self._speculator.columns(slots) if self._speculator is not None else None
         sampled = ends == total + drafted
+        mask_rows, bitmasks = masks(self._ledger, slots, sampled, self._vocab)
         plan = StepPlan(
             step=self._step,
             slots=slots,
@@ -144,6 +149,8 @@ class Planner:
             draws=total - state.prompt[slots],
             admissions=(*self._arrivals(admitted), *admitted.admissions),
             copies=admitted.copies(),
+            masks=bitmasks,
+            mask_rows=mask_rows,
             drafts=drafts[0] if drafts is not None else None,
             parents=drafts[1] if drafts is not None else None,
         )

@@ -14,6 +14,7 @@ from pagoda.serving.engine.beams import start_search
 from pagoda.serving.engine.committer import Committer, end_request
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.fork import fork_sequence
+from pagoda.serving.engine.grammar import Grammar
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.limits import check_request
 from pagoda.serving.engine.messages import EngineRequest, EngineStats, FinishReason, RequestDelta, StepDeltas
@@ -72,6 +73,7 @@ class Scheduler:
             admitter,
             budget=config.max_num_batched_tokens,
             threshold=threshold if config.enable_chunked_prefill else 0,
+            vocab=facts.vocab_size,
             speculator=Speculator(self._ledger, drafter) if drafter is not None else None,
         )
         self._committer = Committer(self._ledger, caching=config.enable_prefix_caching)
@@ -103,6 +105,13 @@ class Scheduler:
         if request is not None and gate in request.gates:
             request.gates.remove(gate)
             self._queue(request)
+
+    def give_grammar(self, request_id: str, grammar: Grammar) -> None:
+        """What a request in state WAITING_GRAMMAR must match. Unknown ids are ignored."""
+        request = self._ledger.requests.get(request_id)
+        if request is not None:
+            request.grammar = grammar
+            self.open_gate(request_id, State.WAITING_GRAMMAR)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """End requests now; unknown ids are ignored. Returns their last deltas. Pages are free once steps in flight have committed."""

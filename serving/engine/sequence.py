@@ -13,6 +13,7 @@ from pagoda.serving.engine.plan import IntArray
 
 if TYPE_CHECKING:
     from pagoda.serving.engine.beam_rows import Beams
+    from pagoda.serving.engine.grammar import Grammar, Matcher
 
 NO_SLOT = -1
 
@@ -41,6 +42,7 @@ class Request:
         answered: a delta was sent. looked_up: the prefix index was asked, and gave `cached_tokens` of the prompt.
         prompt_logprobs: those collected so far, None where not asked for.
         beams: its beam search; its sequences are then the living beams. born: sequences ever begun, forks included.
+        grammar: what its output must match, once that is compiled.
     """
 
     source: EngineRequest
@@ -56,6 +58,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] | None = None
     beams: Beams | None = None
     born: int = 0
+    grammar: Grammar | None = None
 
     @property
     def id(self) -> str:
@@ -71,6 +74,7 @@ class Sequence:
         slot: its slot, or NO_SLOT.
         digests: the hash chain over its tokens, as far as it was needed.
         epoch: of its length (`RunnerFacts.length_epochs`); what was computed in another one is not shared with it.
+        matcher: its place in the request's grammar, after `matched` tokens of output.
     """
 
     request: Request
@@ -81,6 +85,8 @@ class Sequence:
     slot: int = NO_SLOT
     digests: list[bytes] = field(default_factory=list)
     epoch: int = 0
+    matcher: Matcher | None = None
+    matched: int = 0
 
     @property
     def root(self) -> bytes:

@@ -1,8 +1,11 @@
 """The official client's chat calls against the default model."""
 
+import json
 import time
+from importlib.util import find_spec
 
 import httpx
+import jsonschema
 import openai
 import pytest
 
@@ -86,3 +89,23 @@ def test_errors_are_those_of_the_client(client, model):
         client.chat.completions.create(model=model, messages=[{"role": "user", "content": "word " * 3000}])
     assert error.value.body["code"] == "context_length_exceeded"
     assert "2048" in error.value.body["message"]
+
+
+def test_a_schema_is_kept(client, model, require):
+    require("xgrammar", find_spec("xgrammar") is not None)
+    city = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}, "people": {"type": "integer", "maximum": 999}}}
+    schema = {**city, "required": ["city", "people"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": True}}
+    reply = client.chat.completions.create(
+        model=model, messages=QUESTION, n=4, temperature=1.5, seed=3, max_tokens=400, response_format=form
+    )
+    for choice in reply.choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.message.content), schema)
+
+
+def test_a_schema_that_is_none_is_refused(client, model, require):
+    require("xgrammar", find_spec("xgrammar") is not None)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
+    with pytest.raises(openai.BadRequestError, match="cannot be followed: Unsupported type"):
+        client.chat.completions.create(model=model, messages=QUESTION, response_format=form)

@@ -18,11 +18,13 @@ from pagoda.serving.api.openai.messages import chat_prompt, content_text
 from pagoda.serving.api.openai.protocol import ChatRequest
 from pagoda.serving.api.openai.replies import ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs, Delta
 from pagoda.serving.api.openai.sampling import chat_settings, engine_request
+from pagoda.serving.api.openai.structured import structured_output
 from pagoda.serving.api.openai.tools import offered_tools
 from pagoda.serving.api.openai.unsupported import refuse_unsupported
 from pagoda.serving.api.service import Service, new_id
 from pagoda.serving.api.stream import EventStream, JsonReply, event
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
+from pagoda.serving.frontend.parsers.answers import AnswerFormat
 from pagoda.serving.frontend.parsers.events import Context
 from pagoda.serving.frontend.text_deltas import TextDelta
 from starlette.requests import Request
@@ -44,7 +46,8 @@ class Chat:
         refuse_unsupported(body)
         usage = stream_usage(body, self._service.config)
         model = self._service.check_model(body.model)
-        answers = self._service.text.answers
+        # what follows a grammar from its first token on holds neither reasoning nor calls
+        answers = AnswerFormat() if structured_output(body) else self._service.text.answers
         schemas = offered_tools(body, answers)
         settings = {**self._special(answers.marks(bool(schemas))), **chat_settings(body)}
         variables = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
@@ -52,7 +55,7 @@ class Chat:
         reply_id = new_id("chatcmpl", body.request_id or request_id(request))
         engine = engine_request(self._service, body, settings, prompt, reply_id)
         names = TokenNames(self._service.text.tokenizer, as_token_ids(body, self._service.config))
-        reply = ChatReply(self._service, body, model, reply_id, engine, names, Context(schemas, self._prompt_end(prompt)))
+        reply = ChatReply(self._service, body, model, reply_id, engine, names, answers, Context(schemas, self._prompt_end(prompt)))
         return EventStream(reply.stream(usage)) if body.stream else JsonReply(reply.whole())
 
     def _special(self, marks: tuple[str, ...]) -> dict[str, bool]:
@@ -77,6 +80,7 @@ class ChatReply:
     reply_id: str
     request: EngineRequest
     names: TokenNames
+    answers: AnswerFormat
     context: Context
     created: int = field(default_factory=lambda: int(time.time()))
     _parts: dict[int, AnswerParts] = field(default_factory=dict)
@@ -142,10 +146,9 @@ class ChatReply:
         return chunk
 
     def _new_parts(self) -> AnswerParts:
-        answers = self.service.text.answers
         return AnswerParts(
-            answers.parser(self.context),
-            answers.call_id,
+            self.answers.parser(self.context),
+            self.answers.call_id,
             reasoning=self.body.include_reasoning is not False,
             parallel=self.body.parallel_tool_calls is not False,
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from pagoda.hal.errors import RequestError
 from pagoda.serving.api.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from pagoda.serving.api.openai.structured import structured_output
 from pagoda.serving.api.service import Service, engine_id
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
@@ -47,6 +48,8 @@ def given_settings(request: GenerationRequest) -> dict[str, Any]:
         out["logit_bias"] = {token: max(-MAX_BIAS, min(MAX_BIAS, value)) for token, value in bias.items()}
     if request.allowed_token_ids == []:
         raise RequestError("allowed_token_ids is empty: nothing could be said; list ids, or leave it out", param="allowed_token_ids")
+    if (structured := structured_output(request)) is not None:
+        out["structured"] = structured
     if request.vllm_xargs:
         out["extra"] = request.vllm_xargs
     return out

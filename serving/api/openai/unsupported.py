@@ -7,7 +7,6 @@ from typing import Any
 from pagoda.hal.errors import RequestError
 
 _HARMLESS: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "function_call": ("none",),
     "suffix": ("",),
@@ -15,7 +14,6 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 _REFUSED = (
     "functions",
     "function_call",
-    "response_format",
     "structured_outputs",
     "guided_json",
     "guided_regex",
