@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from pagoda.serving.engine.ledger import Ledger
-from pagoda.serving.engine.plan import BoolArray, IntArray, LongArray
+from pagoda.serving.engine.plan import BoolArray, IntArray
 
 
 class Matcher(Protocol):
@@ -29,7 +29,7 @@ Compiler = Callable[[tuple[str, Any]], Grammar]
 """From `SamplingParams.structured` to a grammar; called in a thread of its own. Raises `RequestError` for what is none."""
 
 
-def masks(ledger: Ledger, slots: IntArray, sampled: BoolArray, vocab: int) -> tuple[LongArray, IntArray] | tuple[None, None]:
+def masks(ledger: Ledger, slots: IntArray, sampled: BoolArray, vocab: int) -> tuple[IntArray, IntArray] | tuple[None, None]:
     """Rows of a plan that sample under a grammar, and their bitmasks; two Nones where there is no such row.
 
     Such rows are bound: all their tokens are known when the next one is planned.
@@ -41,7 +41,7 @@ def masks(ledger: Ledger, slots: IntArray, sampled: BoolArray, vocab: int) -> tu
     out = np.zeros((len(rows), (vocab + 31) // 32), np.int32)
     for mask, row in zip(out, rows, strict=True):
         _fill(ledger, int(slots[row]), mask)
-    return np.array(rows, np.int64), out
+    return np.array(rows, np.int32), out
 
 
 def _fill(ledger: Ledger, slot: int, mask: IntArray) -> None:

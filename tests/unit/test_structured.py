@@ -74,10 +74,12 @@ def counting(name: str, prompt: list[int], start: int, step: int, count: int, n:
     return replace(request, params=replace(request.params, structured=("countdown", (start, step)), ignore_eos=True, n=n))
 
 
-@pytest.mark.parametrize("options", [{"overlap": 1}, {"overlap": 3}, {"num_pages": 60, "budget": 16}], ids=["1", "3", "few pages"])
+@pytest.mark.parametrize(
+    "options", [{"overlap": 1}, {"overlap": 3}, {"num_pages": 60, "budget": 16}, {"world": 2}], ids=["1", "3", "few pages", "ranks"]
+)
 async def test_rows_follow_their_grammars_and_others_are_left_alone(options: dict[str, Any]) -> None:
     client = await InProcessClient.start(partial(engine, **options))
-    prompts = [[i + 2, *range(3, 20)] for i in range(25)]
+    prompts = [[i + 2, *range(3, 20)] for i in range(8)]
     free = [ask(client, toy_request(f"f{i}", prompt, 24)) for i, prompt in enumerate(prompts)]
     bound = [ask(client, counting(f"b{i}", prompt, 90 - i, 1 + i % 3, 24, n=2), n=2) for i, prompt in enumerate(prompts)]
     answers = await asyncio.gather(*free, *bound)
@@ -107,7 +109,7 @@ async def test_an_engine_without_a_compiler_says_so() -> None:
     await client.close()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(25))
 def test_whatever_the_masks_allow_is_the_schemas(seed: int, tmp_path: Path, require: Any) -> None:
     require("xgrammar", find_spec("xgrammar") is not None)
     byte_level().save(str(tmp_path / "tokenizer.json"))
