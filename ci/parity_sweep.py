@@ -3,7 +3,7 @@
     python ci/parity_sweep.py DIR [--device cpu] [--tp 1,2]
 
 DIR holds a folder a checkpoint, as the parity oracle makes them. A number of ranks that does not divide a model is left out; what the file
-says of numbers of ranks that were not asked for stays.
+says of other checkpoints, and of numbers of ranks that were not asked for, stays.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ TARGET = ROOT / "docs/parity/results.json"
 def sweep(folder: Path, backend: Backend, ranks: list[int], old: dict[str, Any]) -> dict[str, Any]:
     """The document: where it ran, and a record for each checkpoint. `old`: the document before."""
     kept = {record["name"]: [run for run in record["runs"] if run["tp"] not in ranks] for record in old.get("checkpoints", ())}
-    checkpoints = [path for path in sorted(folder.iterdir()) if (path / "config.json").is_file() and (path / REFERENCE).is_file()]
+    paths = [path for path in sorted(folder.iterdir()) if (path / "config.json").is_file() and (path / REFERENCE).is_file()]
+    records = [_record(path, backend, ranks, kept.get(path.name, [])) for path in paths]
+    met = {record["name"] for record in records}
+    others = [record for record in old.get("checkpoints", ()) if record["name"] not in met]
     return {
         "made": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": backend.name,
         "machine": platform.machine(),
         "torch": torch.__version__,
-        "checkpoints": [_record(path, backend, ranks, kept.get(path.name, [])) for path in checkpoints],
+        "checkpoints": sorted((*others, *records), key=lambda record: record["name"]),
     }
 
 

@@ -138,7 +138,7 @@ class Mlp:
 class Router:
     """How a token's experts are chosen and weighted; fields as in `ops.moe.RouteFacts`. `bias`: of the router's own projection."""
 
-    score: Literal["softmax", "softmax_after", "sigmoid"] = "softmax"
+    score: Literal["softmax", "softmax_after", "sigmoid", "sparsemixer"] = "softmax"
     renormalize: bool = False
     groups: int = 1
     top_groups: int = 1
@@ -146,6 +146,7 @@ class Router:
     correction: bool = False
     bias: bool = False
     scale: float = 1.0
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True)

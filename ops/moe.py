@@ -16,7 +16,8 @@ class RouteFacts:
     """How router logits `[T, experts]` become `top_k` experts and their weights.
 
     Attributes:
-        score: "softmax" before the choice, "softmax_after" over the chosen logits, or "sigmoid" of each.
+        score: "softmax" before the choice, "softmax_after" over the chosen logits, "sigmoid" of each, or "sparsemixer"
+            (arXiv:2409.12136): the best of those left, weighted by a softmax over what is left within 2 · `jitter` of it, relatively.
         renormalize: chosen weights are divided by their sum.
         groups, top_groups: experts are chosen within the best `top_groups` of `groups` groups; 1, 1 means no groups.
         group_score: a group's score is its best expert ("max") or the sum of its two best ("top2").
@@ -27,13 +28,14 @@ class RouteFacts:
     dtype: str
     experts: int
     top_k: int
-    score: Literal["softmax", "softmax_after", "sigmoid"] = "softmax"
+    score: Literal["softmax", "softmax_after", "sigmoid", "sparsemixer"] = "softmax"
     renormalize: bool = False
     groups: int = 1
     top_groups: int = 1
     group_score: Literal["max", "top2"] = "max"
     bias: bool = False
     scale: float = 1.0
+    jitter: float = 0.0
 
 
 class RouteReference(PlainKernel):
@@ -43,6 +45,8 @@ class RouteReference(PlainKernel):
 
     def run(self, logits: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         wide = logits.float() if logits.dtype != torch.float64 else logits
+        if self.facts.score == "sparsemixer":
+            return self._mixed(wide)
         scores = self._scores(wide)
         choice = scores if bias is None else scores + bias.to(wide.dtype)
         if self.facts.groups > 1:
@@ -54,6 +58,16 @@ class RouteReference(PlainKernel):
         if self.facts.renormalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return weights * self.facts.scale, ids
+
+    def _mixed(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        left, weights, ids = logits, [], []
+        for _ in range(self.facts.top_k):
+            best, chosen = left.max(-1, keepdim=True)
+            far = (best - logits) / torch.maximum(logits.abs(), best) > 2 * self.facts.jitter
+            weights.append(left.masked_fill(far, float("-inf")).softmax(-1).gather(-1, chosen))
+            ids.append(chosen)
+            left = left.scatter(-1, chosen, float("-inf"))
+        return torch.cat(weights, -1) * self.facts.scale, torch.cat(ids, -1)
 
     def _scores(self, logits: torch.Tensor) -> torch.Tensor:
         if self.facts.score == "softmax":

@@ -47,7 +47,7 @@ class MoeBlock:
         )
         facts = RouteFacts(
             dtype, spec.experts, spec.top_k, router.score, router.renormalize, router.groups, router.top_groups,
-            router.group_score, router.correction, router.scale,
+            router.group_score, router.correction, router.scale, router.jitter,
         )  # fmt: skip
         route = build.kernel("route", facts)
         experts, hidden = _placement(build.shard, spec)

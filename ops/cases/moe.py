@@ -34,6 +34,9 @@ def _route_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     bias = case.args[1].double().numpy() if case.args[1] is not None else np.zeros(facts.experts)
     weights, ids = np.zeros((len(logits), facts.top_k)), np.zeros((len(logits), facts.top_k), dtype=np.int64)
     for row, line in enumerate(logits):
+        if facts.score == "sparsemixer":
+            weights[row], ids[row] = _mixed(facts, line)
+            continue
         scores = _scores(facts, line)
         choice = scores + bias
         chosen = sorted(_allowed(facts, choice), key=lambda e: -choice[e])[: facts.top_k]
@@ -42,6 +45,17 @@ def _route_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
             kept = np.exp(kept - kept.max()) / np.exp(kept - kept.max()).sum()
         weights[row], ids[row] = (kept / kept.sum() if facts.renormalize else kept) * facts.scale, chosen
     return torch.from_numpy(weights), torch.from_numpy(ids)
+
+
+def _mixed(facts: RouteFacts, logits: np.ndarray) -> tuple[list[float], list[int]]:
+    chosen, weights = [], []
+    for _ in range(facts.top_k):
+        left = [e for e in range(facts.experts) if e not in chosen]
+        best = max(left, key=lambda e: logits[e])
+        near = [e for e in left if logits[best] - logits[e] <= 2 * facts.jitter * max(abs(logits[e]), logits[best])]
+        weights.append(float(facts.scale / sum(np.exp(logits[e] - logits[best]) for e in near)))
+        chosen.append(best)
+    return weights, chosen
 
 
 def _distinct(gen: torch.Generator, rows: int, experts: int, dtype: str) -> torch.Tensor:
@@ -55,6 +69,7 @@ def _route_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
         RouteFacts(dtype, 8, 2), RouteFacts(dtype, 60, 4, "softmax_after"), RouteFacts(dtype, 128, 8, renormalize=True),
         RouteFacts(dtype, 16, 1, "sigmoid"), RouteFacts(dtype, 64, 6, "softmax", False, 8, 3, scale=16.0),
         RouteFacts(dtype, 64, 8, "sigmoid", True, 8, 4, "top2", True, 2.5), RouteFacts(dtype, 4, 4),
+        RouteFacts(dtype, 16, 2, "sparsemixer", jitter=0.17),
     )  # fmt: skip
     for facts in kinds:
         for rows in (0, 1, 5, 33):

@@ -124,7 +124,7 @@ def rotate(position: object, x: torch.Tensor) -> torch.Tensor:
         turned = torch.stack(turned.chunk(2, -1), -1)
     else:
         turned = turned.unflatten(-1, (-1, 2))
-    turned = torch.view_as_real(torch.view_as_complex(turned.contiguous()) * turn[:, None])
+    turned = torch.view_as_real(torch.view_as_complex(turned.clone(memory_format=torch.contiguous_format)) * turn[:, None])
     turned = torch.cat(turned.unbind(-1), -1) if position.style == "neox" else turned.flatten(-2)
     return torch.cat([turned, kept], -1)
 
@@ -198,6 +198,8 @@ def moe(w: Weights, path: str, spec: Moe, x: torch.Tensor) -> torch.Tensor:
 
 def moe_token(w: Weights, path: str, spec: Moe, token: torch.Tensor) -> torch.Tensor:
     router, logits = spec.router, linear(w, f"{path}.router", token)
+    if router.score == "sparsemixer":
+        return sum(weight * expert(w, f"{path}.experts", spec, e, token) for e, weight in mixed(spec, logits))
     scores = {"softmax": logits.softmax(-1), "sigmoid": torch.sigmoid(logits), "softmax_after": logits}[router.score]
     choice = scores + (w[f"{path}.correction"] if router.correction else 0)
     chosen = sorted(range(spec.experts), key=lambda e: -float(choice[e]))[: spec.top_k]
@@ -207,6 +209,15 @@ def moe_token(w: Weights, path: str, spec: Moe, token: torch.Tensor) -> torch.Te
     for weight, e in zip(weights, chosen, strict=True):
         out = out + weight * expert(w, f"{path}.experts", spec, e, token)
     return out
+
+
+def mixed(spec: Moe, logits: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+    left, chosen = dict(enumerate(logits)), []
+    for _ in range(spec.top_k):
+        best = max(left, key=lambda e: float(left[e]))
+        near = [x for x in left.values() if (left[best] - x) / max(abs(x), left[best]) <= 2 * spec.router.jitter]
+        chosen.append((best, torch.exp(left.pop(best)) / torch.stack(near).exp().sum() * spec.router.scale))
+    return chosen
 
 
 def expert(w: Weights, path: str, spec: Moe, e: int, token: torch.Tensor) -> torch.Tensor:

@@ -124,7 +124,7 @@ def attentions(draw: st.DrawFn) -> Attention:
 
 @st.composite
 def latents(draw: st.DrawFn) -> MLA:
-    turned = draw(st.sampled_from((4, 8)))
+    turned = draw(st.sampled_from((8, 12)))
     return MLA(
         draw(st.sampled_from((2, 4))),
         draw(st.none() | st.just(6)),
@@ -147,7 +147,7 @@ mlps = gated_or_plain | gated_or_plain | st.builds(Mlp, st.just(24), st.just(Xie
 routers = st.builds(
     Router, st.sampled_from(("softmax", "sigmoid")), st.booleans(), correction=st.booleans(), bias=st.booleans(),
     scale=st.sampled_from((1.0, 2.5)),
-) | st.just(Router("softmax_after"))  # fmt: skip
+) | st.just(Router("softmax_after")) | st.just(Router("sparsemixer", bias=True, jitter=0.3))  # fmt: skip
 
 
 @st.composite
