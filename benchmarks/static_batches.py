@@ -61,11 +61,11 @@ def default_gguf() -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=16, help="static batch of transformers")
+    parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--batch", type=int, default=8, help="static batch of transformers")
     parser.add_argument("--max-prompt", type=int, default=128)
-    parser.add_argument("--max-output", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-output", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     path = default_gguf()
     quantization = GgufConfig(dequantize=True)
