@@ -1,7 +1,7 @@
 """How the ranks of an engine are arranged: `Mesh`, whose axes name the groups that talk to each other.
 
-Axes from the outermost in: pipeline (pp), data (dp), prefill context (pcp), decode context (dcp), expert (ep), tensor (tp). Ranks that differ in
-one axis only form a group of that axis; neighbours in tp are neighbours in rank, since they talk most.
+Axes from the outermost in: pipeline (pp), data (dp), prefill context (pcp), decode context (dcp), expert (ep), tensor (tp).
+Ranks that differ in one axis only form a group of that axis; neighbours in tp are neighbours in rank, since they talk most.
 """
 
 from __future__ import annotations
