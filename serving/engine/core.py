@@ -192,7 +192,6 @@ class EngineCore:
 
     def _submit(self, request: EngineRequest) -> None:
         try:
-            check_ids(request, self._runner_facts.vocab_size)
             if self._asleep:
                 raise RequestError("the engine sleeps; wake it before sending requests", code="asleep")
             if request.params.structured is not None:
@@ -251,24 +250,6 @@ class EngineCore:
         for kind in reversed(self._asleep):  # weights before the pages that are bound to them
             self._executor.collective("restore", kind=kind)
         self._asleep = []
-
-
-def check_ids(request: EngineRequest, vocab: int) -> None:
-    """Raises `RequestError` naming the first token id, and its field, that the model does not have."""
-    params = request.params
-    fields = {
-        "prompt": request.prompt,
-        "stop_token_ids": params.stop_token_ids,
-        "logit_bias": tuple(params.logit_bias),
-        "allowed_token_ids": params.allowed_token_ids,
-        "bad_words": tuple(token for word in params.bad_words_token_ids for token in word),
-    }
-    for name, ids in fields.items():
-        if ids and not (min(ids) >= 0 and max(ids) < vocab):
-            wrong = next(token for token in ids if not 0 <= token < vocab)
-            raise RequestError(f"{name} holds token id {wrong}; the model's ids go from 0 to {vocab - 1}", param=name)
-    if any(not word for word in params.bad_words_token_ids):
-        raise RequestError("bad_words must not hold an empty word", param="bad_words")
 
 
 def _told(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from pagoda.hal.errors import CapacityError, RequestError
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.plan import RunnerFacts
+from pagoda.serving.engine.token_ids import check_ids
 
 
 def check_request(request: EngineRequest, budget: int, facts: RunnerFacts, ledger: Ledger) -> int:
@@ -19,9 +20,7 @@ def check_request(request: EngineRequest, budget: int, facts: RunnerFacts, ledge
             param="prompt",
             code="context_length_exceeded",
         )
-    outside = [token for token in (min(request.prompt), max(request.prompt)) if not 0 <= token < facts.vocab_size]
-    if outside:
-        raise RequestError(f"token id {outside[0]} is not in the vocabulary of {facts.vocab_size}", param="prompt")
+    check_ids(request, facts.vocab_size)
     limit = longest if request.params.max_tokens is None else min(prompt + request.params.max_tokens, longest)
     _check_pages(request, limit, facts.overlap * budget, ledger)
     return limit

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest
 from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.engine.token_ids import check_ids
 from pagoda.serving.frontend.bad_words import with_bad_word_ids
 from pagoda.serving.frontend.text import TextFrontend
 
@@ -82,11 +83,7 @@ class Processor:
         Raises `RequestError` when the prompt is empty, holds foreign ids, or is too long with its answer.
         """
         limit = _output_limit(len(prompt), params.max_tokens, self.facts.max_model_len)
-        _check_ids("prompt", prompt, self.facts.vocab_size)
-        _check_ids("stop_token_ids", params.stop_token_ids, self.facts.vocab_size)
-        _check_ids("allowed_token_ids", params.allowed_token_ids, self.facts.vocab_size)
-        _check_ids("logit_bias", list(params.logit_bias), self.facts.vocab_size)
-        return EngineRequest(
+        request = EngineRequest(
             request_id=request_id or uuid.uuid4().hex,
             prompt=tuple(prompt),
             params=with_bad_word_ids(replace(params, max_tokens=limit), self.text.tokenizer),
@@ -97,6 +94,8 @@ class Processor:
             length_penalty=length_penalty,
             arrival=time.time(),
         )
+        check_ids(request, self.facts.vocab_size)
+        return request
 
 
 def _checked(ids: Sequence[int]) -> list[int]:
@@ -130,10 +129,3 @@ def _output_limit(prompt: int, asked: int | None, longest: int) -> int:
             code="context_length_exceeded",
         )
     return room if asked is None else asked
-
-
-def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Raises `RequestError` naming the first id that the model has no row for."""
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        bad = next(i for i in ids if not 0 <= i < vocab_size)
-        raise RequestError(f"{name} holds the token id {bad}; ids go from 0 to {vocab_size - 1}", param=name)

@@ -68,7 +68,7 @@ def test_the_answer_fills_what_the_prompt_leaves() -> None:
         ([], {}, "no tokens"),
         ([5] * 64, {}, "64 tokens, but prompt and answer together may have 64"),
         ([5] * 50, {"max_tokens": 15}, "50 tokens and max_tokens=15, but together they may have 64; ask for at most 14"),
-        ([5, 9999], {}, "token id 9999; ids go from 0 to"),
+        ([5, 9999], {}, "token id 9999; the model's ids go from 0 to"),
         ([5], {"stop_token_ids": [-1]}, "stop_token_ids holds the token id -1"),
         ([5], {"logit_bias": {70000: 1.0}}, "logit_bias holds the token id 70000"),
         ([5], {"allowed_token_ids": [70000]}, "allowed_token_ids holds the token id 70000"),
