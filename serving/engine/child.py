@@ -79,6 +79,9 @@ class Inbox:
             except (EOFError, OSError):
                 # The parent is gone: nobody is left to answer, and a thread may hang in a collective with a peer that ended as well.
                 os._exit(1)
+            except Exception:  # a message that cannot be read here: waiting for another would be for ever, and so would the parent's
+                traceback.print_exc()
+                os._exit(1)
 
 
 class Outbox:

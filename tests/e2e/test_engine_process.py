@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,14 @@ async def test_a_load_error_is_raised_here_as_it_was_there() -> None:
 async def test_an_engine_that_dies_while_loading_is_noticed() -> None:
     with pytest.raises(EngineDeadError, match="exited with code 3"):
         await ZmqClient.start(_exiting)
+
+
+async def test_a_starter_that_the_engines_process_cannot_import_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    here_only = types.ModuleType("here_only")
+    exec("def start(sink): ...", here_only.__dict__)
+    monkeypatch.setitem(sys.modules, "here_only", here_only)
+    with pytest.raises(EngineDeadError, match="exited with code 1"):
+        await asyncio.wait_for(ZmqClient.start(here_only.start), 60)
 
 
 @pytest.mark.heavy
