@@ -42,6 +42,10 @@ def _start(config: EngineConfig, sink: Sink) -> Engine:
     return engine
 
 
+MAX_BLANKS = 20
+"""Blanks between two parts of a JSON answer: enough to indent by, too few for a model to wander off in."""
+
+
 class GrammarMaker:
     """Implements `grammar.Compiler`."""
 
@@ -59,7 +63,7 @@ class GrammarMaker:
             if kind == "json_object":
                 compiled = self._compiler.compile_builtin_json_grammar()
             else:
-                compiled = self._compiler.compile_json_schema(source)
+                compiled = self._compiler.compile_json_schema(source, max_whitespace_cnt=MAX_BLANKS)
         except Exception as error:  # the library raises its own and bare ones for schemas that it does not take
             raise RequestError(
                 f"the JSON schema cannot be followed: {_LOG_HEAD.sub('', str(error)).strip()}", param="response_format"
