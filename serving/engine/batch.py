@@ -278,7 +278,8 @@ def _put(out: NDArray[Any], values: NDArray[Any], pad: int = 0) -> None:
 def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extras, groups: int) -> _Columns:
     samples = samples_of(plan, slots)
     chosen = plan.slots[samples.rows]
-    use = slots.uses(chosen)
+    # A grammar's masks come with the plan; for the sampler they are one use with a slot's own allowed tokens.
+    use = slots.uses(chosen) | (Use.ALLOWED if plan.mask_rows is not None else 0)
     rows = bucket.rows or plan.num_rows
     rare = _rare(plan, slots, samples, use, extras)
     dims = {
@@ -319,7 +320,7 @@ def _rare(plan: StepPlan, slots: SamplingSlots, samples: Samples, use: int, extr
     if use & EDITS:
         edits = slots.edits(chosen, (plan.draws[samples.rows] + samples.offsets).astype(np.int32))
         rare.update(edit_rows=edits.rows, edit_ids=edits.ids, edit_values=edits.values)
-    if use & Use.ALLOWED or plan.mask_rows is not None:
+    if use & Use.ALLOWED:
         rare["mask_rows"], rare["masks"] = slots.masks(chosen, *_grammar(plan, samples.rows))
     if use & Use.LOGPROBS:
         rare["logprob_rows"] = slots.rows_with(chosen, Use.LOGPROBS)

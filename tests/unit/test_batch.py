@@ -14,7 +14,7 @@ from pagoda.serving.engine.batch import BatchPacker, Bucket, Extras, StepBatch, 
 from pagoda.serving.engine.layout import ALIGNMENT, HEADER_WORDS, SECTIONS, read_header
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import ON_DEVICE, Admission, StepPlan
-from pagoda.serving.engine.settings import SamplingSlots
+from pagoda.serving.engine.settings import SamplingSlots, Use
 
 SIZES = (4, 8)
 
@@ -190,6 +190,7 @@ def test_masks_of_rows_that_are_not_sampled_are_dropped() -> None:
     plan = make_plan([0, 9], [5, 1], [False, True], masks=masks, mask_rows=np.array([0, 1], np.int32))
     batch = packer().pack(plan)
     assert lists(batch, "mask_rows") == [0] and lists(batch, "masks") == [[5, 6, 7, 8]]
+    assert batch.use & Use.ALLOWED  # or a captured step of the same shape would be replayed without masks
 
 
 def test_allowed_ids_join_a_grammars_mask() -> None:
