@@ -38,9 +38,19 @@ class ServerConfig:
     max_num_queued_tokens: Annotated[int | None, Flag("Prompt tokens that may wait for their first token; more get 503.")] = None
     max_request_bytes: Annotated[int, Flag("Largest request body; above it 413.")] = 64 << 20
     max_prompts: Annotated[int, Flag("Most prompts in one completions request.")] = 1024
-    chat_template: Annotated[
-        str | None, Flag("File with a chat template, or the template itself, instead of the checkpoint's.", section="Replies")
-    ] = None
+    generation_config: Annotated[
+        str,
+        Flag(
+            "Sampling settings of requests that bring none: `auto` is the checkpoint's generation_config.json, `vllm` or `none` the"
+            " protocol's own, else a folder that holds such a file.",
+            metavar="WHERE",
+            section="Replies",
+        ),
+    ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, Any], Flag('Sampling settings over those, such as {"temperature": 0.5}.', metavar="JSON")
+    ] = field(default_factory=dict)
+    chat_template: Annotated[str | None, Flag("File with a chat template, or the template itself, instead of the checkpoint's.")] = None
     chat_template_content_format: Annotated[
         Literal["auto", "string", "openai"],
         Flag("How messages reach the template: text joined, or as OpenAI's lists of parts; `auto` reads it off the template."),

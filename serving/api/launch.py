@@ -7,7 +7,6 @@ import logging
 import signal
 import socket
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from pagoda.models.loading.reference import resolve
@@ -18,7 +17,7 @@ from pagoda.serving.api.service import ModelCard, Service
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.zmq_client import ZmqClient
-from pagoda.serving.frontend.generation_config import sampling_defaults
+from pagoda.serving.frontend.generation_config import server_defaults
 from pagoda.serving.frontend.load import text_of
 from pagoda.serving.frontend.structured import structured_starter
 from pagoda.serving.frontend.text import TextFrontend
@@ -36,19 +35,22 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, started: float
     check_tls(server_config)
     with bind(server_config) as sock:
         path = resolve(engine_config.model, engine_config.revision)
-        return run_loop(lambda: _serve(engine_config, server_config, path, sock, started))
+        defaults = server_defaults(path, server_config.generation_config, server_config.override_generation_config)
+        card = ModelCard(server_config.served_model_name or (engine_config.model,), str(path), defaults)
+        return run_loop(lambda: _serve(engine_config, server_config, card, sock, started))
 
 
-async def _serve(engine_config: EngineConfig, server_config: ServerConfig, path: Path, sock: socket.socket, started: float | None) -> int:
+async def _serve(
+    engine_config: EngineConfig, server_config: ServerConfig, card: ModelCard, sock: socket.socket, started: float | None
+) -> int:
     loading = asyncio.current_task()
     assert loading is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, loading.cancel)
     try:
-        client, text = await _load(replace(engine_config, model=str(path)), server_config)
+        client, text = await _load(replace(engine_config, model=card.root), server_config)
     except asyncio.CancelledError:
         log.warning("ended while loading")
         return TERMINATED
-    card = ModelCard(server_config.served_model_name or (engine_config.model,), str(path), sampling_defaults(path))
     service, settings = Service(client, text, card, server_config), shown_settings(engine_config, server_config)
     return await Server(service, sock, settings, stats=not engine_config.disable_log_stats, started=started).run()
 

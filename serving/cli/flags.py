@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.cli import help_text
+from pagoda.serving.cli.compat import Foreign
 from pagoda.serving.cli.config_file import arguments_of_file, spelled
 from pagoda.serving.engine.config import Flag
 
@@ -46,6 +47,11 @@ class Parser(argparse.ArgumentParser):
         self.words = words
         self.add_argument("-h", "--help", action="help")
 
+    @property
+    def spellings(self) -> frozenset[str]:
+        """All spellings of the options so far."""
+        return frozenset(self._option_string_actions)
+
     def add_config_file(self) -> None:
         """`--config FILE`."""
         flag = Flag("YAML file of options, by their names here; the command line wins.")
@@ -61,6 +67,14 @@ class Parser(argparse.ArgumentParser):
             title = option.flag.section or title
             if option.name not in here:
                 self.add_option(option, title)
+
+    def add_foreign(self, flags: Sequence[Foreign]) -> None:
+        """A peer's flags: read, judged by `Foreign.check`, and left out of the values and of `--help`."""
+        for flag in flags:
+            names = [*flag.names, *("--no-" + name[2:] for name in flag.names if flag.switch and name.startswith("--"))]
+            self.add_argument(
+                *names, dest="_foreign", default=argparse.SUPPRESS, action=_foreign_action(flag), nargs=0 if flag.switch else None
+            )
 
     def add_option(self, option: Option, title: str) -> None:
         self.sections.setdefault(title, []).append(option)
@@ -98,9 +112,22 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse(self, word: str) -> NoReturn:
         flag = word.split("=", 1)[0]
-        near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.5)
+        whole = flag.split(".", 1)[0]
+        if whole in self._option_string_actions and whole != flag:
+            raise ConfigError(f"unknown flag {flag}: give {whole} its value as JSON, as in {whole} '{{\"{flag[len(whole) + 1 :]}\": …}}'")
+        own = [name for options in self.sections.values() for option in options for name in option.names]
+        near = difflib.get_close_matches(flag, own, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"
         raise ConfigError(f"unknown flag {flag}; {hint}")
+
+
+def _foreign_action(flag: Foreign) -> type[argparse.Action]:
+    class Judge(argparse.Action):
+        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+            name = option_string or flag.names[0]
+            flag.check(name, ("off" if name.startswith("--no-") else "on") if flag.switch else str(values))
+
+    return Judge
 
 
 def build(config: type[T], values: Mapping[str, Any]) -> T:

@@ -27,7 +27,7 @@ class EngineConfig:
     )
     device: Annotated[str, Flag("Backend to run on; `auto` takes the best one here and says why.")] = "auto"
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
+        Literal["auto", "float32", "bfloat16", "float16", "float", "half"],
         Flag("Dtype of weights and activations; `auto` follows the checkpoint and the device."),
     ] = "auto"
     kv_cache_dtype: Annotated[str, Flag("Dtype of the KV cache; `auto` is the model's.")] = "auto"
@@ -72,6 +72,7 @@ class EngineConfig:
     disable_log_stats: Annotated[bool, Flag("Do not log throughput every ten seconds.")] = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype))
         if not 0 < self.device_memory_utilization <= 1:
             raise ConfigError(f"device_memory_utilization={self.device_memory_utilization} must be above 0 and at most 1")
         for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):

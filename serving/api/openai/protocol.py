@@ -70,8 +70,15 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     logits_processors: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
+    logprob_token_ids: Any = None
+    return_token_offsets: Any = None
+    return_prompt_text: Any = None
+    return_weight_versions: Any = None
+    routed_experts_prompt_start: Any = None
+    stream_interval: Any = None
     # accepted and without effect, as at OpenAI's other servers
     user: Any = None
+    session_id: Any = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -107,6 +114,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     prediction: Any = None
     web_search_options: Any = None
     mm_processor_kwargs: Any = None
+    mm_payload: Any = None
     media_io_kwargs: Any = None
     metadata: Any = None
     store: bool | None = False

@@ -10,8 +10,12 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "function_call": ("none",),
     "suffix": ("",),
+    "return_token_offsets": (False,),
+    "return_prompt_text": (False,),
+    "return_weight_versions": (False,),
+    "stream_interval": (1,),
 }
-_REFUSED = (
+REFUSED = (
     "functions",
     "function_call",
     "structured_outputs",
@@ -33,12 +37,21 @@ _REFUSED = (
     "web_search_options",
     "mm_processor_kwargs",
     "media_io_kwargs",
+    "mm_payload",
+    "logprob_token_ids",
+    "return_token_offsets",
+    "return_prompt_text",
+    "return_weight_versions",
+    "routed_experts_prompt_start",
+    "stream_interval",
 )
+WITHOUT_EFFECT = ("session_id", "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
+"""Accepted: they name the client or its conversation and change no answer."""
 
 
 def refuse_unsupported(request: Any) -> None:
     """Raises `RequestError` naming the first field that is set to something without which the answer would be another."""
-    for name in _REFUSED:
+    for name in REFUSED:
         value = getattr(request, name, None)
         if value is None or (value in ([], {}) and name != "guided_json") or value in _HARMLESS.get(name, ()):
             continue

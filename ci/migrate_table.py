@@ -1,0 +1,119 @@
+"""Writes docs/migrate.md from the options of `pagoda serve`, the flags of `vllm serve` and the request fields; `--check`: is it stale?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+from pagoda.serving.api.openai.protocol import ChatRequest, CompletionRequest
+from pagoda.serving.api.openai.unsupported import REFUSED, WITHOUT_EFFECT
+from pagoda.serving.cli.compat import FLAGS, Foreign
+from pagoda.serving.cli.serve import options
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+SHARED = _words(
+    """
+    --model --served-model-name --tokenizer --revision --trust-remote-code --dtype --max-model-len --seed --hf-overrides
+    --generation-config --override-generation-config --skip-tokenizer-init --quantization -q --load-format --gpu-memory-utilization
+    --kv-cache-memory-bytes --block-size --kv-cache-dtype --num-gpu-blocks-override --enable-prefix-caching --max-num-batched-tokens
+    --max-num-seqs --max-num-queued-reqs --max-num-queued-tokens --enable-chunked-prefill --long-prefill-token-threshold
+    --scheduling-policy --async-scheduling --tensor-parallel-size -tp --disable-log-stats --shutdown-timeout --host --port --uds
+    --api-key --ssl-keyfile --ssl-certfile --chat-template --chat-template-content-format --trust-request-chat-template
+    --default-chat-template-kwargs --tool-call-parser --reasoning-parser --return-tokens-as-token-ids --enable-force-include-usage
+    --root-path --config
+    """
+)
+"""Flags of the peer that have been options here from the start; the others are in `serving/cli/compat.py`."""
+FIELDS = _words(
+    """
+    top_k min_p repetition_penalty length_penalty use_beam_search stop_token_ids include_stop_str_in_output ignore_eos min_tokens
+    skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side prompt_logprobs logprob_token_ids
+    allowed_token_ids bad_words echo add_generation_prompt continue_final_message add_special_tokens documents chat_template
+    chat_template_kwargs media_io_kwargs mm_processor_kwargs structured_outputs priority request_id session_id
+    return_tokens_as_token_ids return_token_ids return_weight_versions return_token_offsets return_prompt_text mm_payload cache_salt
+    kv_transfer_params ec_transfer_params vllm_xargs repetition_detection stream_interval thinking_token_budget reasoning_effort
+    include_reasoning watermarking routed_experts_prompt_start prompt_embeds response_format
+    """
+)
+"""Request fields of the peer beyond OpenAI's."""
+CHAT_ONLY = _words(
+    """
+    add_generation_prompt continue_final_message documents chat_template chat_template_kwargs reasoning_effort include_reasoning
+    media_io_kwargs mm_processor_kwargs mm_payload
+    """
+)
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "migrate.md"
+HEAD = """# From `vllm serve` to `pagoda serve`
+
+Made by `python ci/migrate_table.py` from the configuration itself; do not edit.
+
+Put `pagoda serve` where `vllm serve` stood: flags and request fields below marked *same* mean what they meant. A flag that Pagoda does
+not have is accepted when its value asks for what Pagoda does anyway, and refused by name otherwise, with what to do instead; nothing is
+ignored in silence. There are no environment variables to carry over.
+"""
+
+
+def flag_rows() -> list[tuple[str, str]]:
+    """(spellings, what happens) of every flag of the peer's, Pagoda's own first."""
+    own = {name: option for section in options().sections.values() for option in section for name in option.names}
+    theirs = {name for flag in FLAGS for name in flag.names}
+    same = sorted({", ".join(option.names) for name, option in own.items() if name in theirs.union(SHARED)})
+    rest = [(", ".join(names), _fate(flag)) for flag in FLAGS if (names := [name for name in flag.names if name not in own])]
+    return [(names, "same") for names in same] + rest
+
+
+def _fate(flag: Foreign) -> str:
+    accepted = (
+        "any value is accepted: it changes no answer" if "*" in flag.same else f"accepted: {', '.join(flag.same)}" if flag.same else ""
+    )
+    if "*" in flag.same or (flag.switch and {"on", "off"} <= set(flag.same)):
+        return "accepted, nothing to turn on or off" if flag.switch else accepted
+    otherwise = f"else {flag.instead}" if flag.instead else "else not in this release"
+    return f"{accepted}; {otherwise}" if accepted else otherwise.removeprefix("else ")
+
+
+def field_rows() -> list[tuple[str, str, str]]:
+    """(field, fate in chat, fate in completions)."""
+    return [(name, _field(name, ChatRequest), "–" if name in CHAT_ONLY else _field(name, CompletionRequest)) for name in FIELDS]
+
+
+def _field(name: str, request: type[msgspec.Struct]) -> str:
+    if name in REFUSED:
+        return "not in this release: refused by name"
+    if name not in request.__struct_fields__:
+        return "–"
+    return "accepted, without effect" if name in WITHOUT_EFFECT else "same"
+
+
+def page() -> str:
+    flags = "\n".join(f"| {_code(names)} | {fate} |" for names, fate in flag_rows())
+    fields = "\n".join(f"| `{name}` | {chat} | {completions} |" for name, chat, completions in field_rows())
+    return (
+        f"{HEAD}\n## Flags\n\n| flag | here |\n| --- | --- |\n{flags}\n"
+        f"\n## Request fields\n\n| field | chat | completions |\n| --- | --- | --- |\n{fields}\n"
+    )
+
+
+def _code(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names.split(", "))
+
+
+def main(arguments: list[str]) -> int:
+    made = page()
+    if "--check" not in arguments:
+        PAGE.write_text(made, encoding="utf-8")
+        return 0
+    stale = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != made
+    if stale:
+        print("docs/migrate.md is stale; run python ci/migrate_table.py")
+    return int(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,178 @@
+"""Flags of `vllm serve` that are not Pagoda's own: accepted where they ask for what Pagoda does anyway, else refused with what to do.
+
+A flag that becomes an option of ours wins over its line here, and docs/migrate.md, made from both, changes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pagoda.hal.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """One flag of the peer.
+
+    names: all its spellings, without the `--no-` form. switch: it takes no value.
+    same: values that ask for what Pagoda does anyway, so that they are accepted; for a switch "on" and "off"; "*" is any.
+    instead: what to do here when another value is given; None: there is nothing like it in this release.
+    """
+
+    names: tuple[str, ...]
+    switch: bool
+    same: tuple[str, ...]
+    instead: str | None
+
+    def check(self, flag: str, value: str) -> None:
+        """Raises `ConfigError` unless `value` asks for what Pagoda does anyway."""
+        if "*" in self.same or value.lower() in self.same:
+            return
+        asked = flag if self.switch else f"{flag} {value}"
+        what = self.instead or "there is nothing like it in this release; leave it out"
+        also = f" (accepted: {', '.join(self.same)})" if self.same and not self.switch else ""
+        raise ConfigError(f"{asked} is a flag of `vllm serve`, not of Pagoda{also}: {what}")
+
+
+def foreign(own: Collection[str]) -> tuple[Foreign, ...]:
+    """The peer's flags without those that are among `own` spellings."""
+    left = ((flag, tuple(name for name in flag.names if name not in own)) for flag in FLAGS)
+    return tuple(Foreign(names, flag.switch, flag.same, flag.instead) for flag, names in left if names)
+
+
+def _switch(names: str, same: str = "off", instead: str | None = None) -> Foreign:
+    return Foreign(tuple(names.split()), True, tuple(same.split()), instead)
+
+
+def _value(names: str, same: str = "", instead: str | None = None) -> Foreign:
+    return Foreign(tuple(names.split()), False, tuple(same.split()), instead)
+
+
+_KERNEL = "name a kernel with --kernel OP=NAME; `pagoda devices --kernels` lists them with the reason for each choice"
+_GRAPHS = "steps are captured by themselves, and `pagoda plan` says how; --kernel and --strict-kernels choose kernels"
+_REPLICAS = "start one server a replica and balance between them"
+_TOOLS = "parsers are chosen from the chat template, or named by --tool-call-parser and --reasoning-parser"
+_PROFILE = "`pagoda bench latency` measures, --kernel-log calls logs each kernel"
+
+FLAGS = (
+    # model
+    _value("--runner", "auto generate"),
+    _value("--convert", "auto none"),
+    _value("--tokenizer-mode", "auto hf"),
+    _value("--code-revision --tokenizer-revision", "", "pin the whole checkpoint with --revision"),
+    _value("--hf-config-path", "", "replace keys of config.json with --hf-overrides"),
+    _value("--model-impl", "auto vllm"),
+    _value("--model-class-overrides", "{}", "register a family by a plugin: docs/design/models.md"),
+    _value("--config-format", "auto hf"),
+    _switch("--enable-prompt-embeds"),
+    _value("--allowed-local-media-path --allowed-media-domains"),
+    _value("--logits-processors"),
+    _value("--pooler-config"),
+    _value("--max-logprobs"),
+    _value("--logprobs-mode", "raw_logprobs"),
+    _switch("--enforce-eager", "off", _GRAPHS),
+    _value("--quantization-config"),
+    _value("--download-dir", "", "the hub's own cache folder is used; `pagoda pull` fills it"),
+    _value("--safetensors-load-strategy", "mmap lazy", "weights are always mapped from the file"),
+    _value("--model-loader-extra-config", "{}"),
+    _value("--hf-token", "", "log in with `hf auth login`, or fetch with `pagoda pull --hf-token`"),
+    # cache
+    _value("--kv-cache-dtype-skip-layers", "[]"),
+    _value("--prefix-caching-hash-algo", "*"),
+    _value("--prefix-match-unit", "block"),
+    _value("--kv-offloading-size"),
+    _value("--kv-offloading-backend", "native"),
+    _value("--mamba-cache-mode --mamba-cache-dtype --mamba-ssm-cache-dtype", "auto align"),
+    _switch("--disable-hybrid-kv-cache-manager", "off", "layer groups share one pool, which wastes less; there is nothing to turn off"),
+    # scheduling
+    _value("--max-num-active-seqs", "", "bound running requests with --max-num-seqs"),
+    _value("--scheduler-cls"),
+    _switch("--scheduler-reserve-full-isl", "on off"),
+    _value("--watermark", "0 0.0"),
+    _value("--stream-interval", "1"),
+    # parallel
+    _value("--pipeline-parallel-size -pp", "1", "split layers over ranks with --tensor-parallel-size"),
+    _value("--prefill-context-parallel-size -pcp", "1"),
+    _value("--decode-context-parallel-size -dcp", "1"),
+    _value("--data-parallel-size -dp", "1", _REPLICAS),
+    _value("--data-parallel-size-local", "1", _REPLICAS),
+    _value("--data-parallel-rank --data-parallel-start-rank", "0", _REPLICAS),
+    _value("--data-parallel-address --data-parallel-rpc-port --data-parallel-backend", "", _REPLICAS),
+    _switch("--data-parallel-external-lb --data-parallel-hybrid-lb --data-parallel-multi-port-external-lb", "off", _REPLICAS),
+    _switch("--enable-expert-parallel -ep", "off", "experts are split over ranks with --tensor-parallel-size"),
+    _value("--all2all-backend", "allgather_reducescatter"),
+    _switch("--enable-eplb"),
+    _value("--eplb-config"),
+    _value("--expert-placement-strategy", "linear"),
+    _switch("--enable-elastic-ep"),
+    _switch("--enable-dbo"),
+    _value("--dbo-decode-token-threshold --dbo-prefill-token-threshold", "*"),
+    _value("--distributed-executor-backend", "mp uni auto", "an executor is chosen from --tensor-parallel-size"),
+    _value("--nnodes", "1"),
+    _value("--node-rank", "0"),
+    _value("--master-addr --master-port", "*"),
+    _switch("--disable-custom-all-reduce", "on off"),
+    _switch("--numa-bind"),
+    _value("--numa-bind-nodes --numa-bind-cpus", "", "start the server under `numactl`; its affinity is kept"),
+    _value("--device-ids", "all", "name one as --device NAME:INDEX"),
+    _value("--worker-cls", "auto"),
+    _value("--worker-extension-cls"),
+    _value("--distributed-timeout-seconds"),
+    _switch("--enable-fault-tolerance"),
+    _value("--fault-tolerance-config"),
+    # compilation and kernels
+    _value("--compilation-config -cc", "{}", _GRAPHS),
+    _value("--optimization-level -O", "2 3", _GRAPHS),
+    _value("--performance-mode", "balanced"),
+    _value("--cudagraph-capture-sizes --max-cudagraph-capture-size", "", _GRAPHS),
+    _value("--attention-backend --attention-config -ac", "auto", _KERNEL),
+    _value("--kernel-config --linear-backend --moe-backend", "auto", _KERNEL),
+    _switch("--enable-flashinfer-autotune", "on off"),
+    # adapters, speculation, structure
+    _switch("--enable-lora"),
+    _value("--max-loras --max-lora-rank --max-cpu-loras --lora-dtype --lora-target-modules --lora-modules"),
+    _switch("--fully-sharded-loras"),
+    _value("--default-mm-loras"),
+    _switch("--enable-mixed-moe-lora-format --enable-moe-shared-loras"),
+    _value("--speculative-config -sc --spec-method --spec-model --spec-tokens"),
+    _value("--structured-outputs-config", "{}", "grammars are compiled by what is installed: the extra [structured]"),
+    _value("--reasoning-config"),
+    _value("--reasoning-parser-plugin --tool-parser-plugin"),
+    # media
+    _value("--limit-mm-per-prompt"),
+    _switch("--language-model-only", "on off"),
+    _value("--mm-processor-kwargs --media-io-kwargs", "{}"),
+    _value("--mm-processor-cache-gb --mm-processor-cache-type"),
+    _value("--mm-encoder-tp-mode", "weights"),
+    _switch("--skip-mm-profiling"),
+    _value("--video-pruning-rate --video-pruning-method", "0"),
+    # transfer and memory
+    _value("--kv-transfer-config --kv-events-config --ec-transfer-config --weight-transfer-config"),
+    _switch("--enable-return-routed-experts --return-sampling-mask"),
+    _value("--cpu-offload-gb", "0"),
+    _value("--offload-backend", "auto"),
+    _value("--offload-group-size --offload-num-in-group --offload-prefetch-step", "*"),
+    _switch("--enable-sleep-mode"),
+    _value("--sleep-mode-backend"),
+    # watching it
+    _switch("--enable-log-requests", "off", "a line a request is logged unless --disable-access-log is given"),
+    _value("--otlp-traces-endpoint --collect-detailed-traces"),
+    _switch("--kv-cache-metrics --cudagraph-metrics --enable-mfu-metrics", "off", "`/metrics` and `/stats` have what is measured"),
+    _value("--profiler-config", "", _PROFILE),
+    _value("--additional-config", "{}"),
+    # front end
+    _value("--api-server-count -asc", "1"),
+    _switch("--headless"),
+    _switch("--trust-request-mm-kwargs"),
+    _value("--reasoning-effort-map"),
+    _switch("--enable-auto-tool-choice", "on off", _TOOLS),
+    _value("--tool-strict-level"),
+    _value("--tool-server"),
+    _switch("--enable-prompt-tokens-details", "on", "cached tokens are always in `usage`"),
+    _switch("--enable-request-id-headers", "on", "every reply has its X-Request-Id"),
+    _value("--middleware", "", "put a proxy before the server"),
+    _switch("--tokens-only --enable-scale-out"),
+    _value("--fingerprint-mode", "full"),
+)
+"""In the order of the peer's documentation."""
