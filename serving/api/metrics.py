@@ -38,6 +38,9 @@ _COUNTERS: _Reads = (
     ("num_preemptions", "Preemptions.", lambda s: s.preemptions),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda s: s.prefix_queries),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s: s.prefix_hits),
+    ("spec_decode_num_drafts", "Times that tokens were drafted for a sequence.", lambda s: s.drafts),
+    ("spec_decode_num_draft_tokens", "Drafted tokens.", lambda s: s.draft_tokens),
+    ("spec_decode_num_accepted_tokens", "Drafted tokens that were right.", lambda s: s.accepted_tokens),
 )
 
 
@@ -57,6 +60,12 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
             counter.add_metric(self._values, read(self.stats))
             yield counter
+        by_place = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by place.", labels=(*LABELS, "position")
+        )
+        for place, count in enumerate(self.stats.accepted_at):
+            by_place.add_metric((*self._values, str(place)), count)
+        yield by_place
 
 
 class Metrics:

@@ -110,6 +110,8 @@ class Service:
                     yield Step(parts, delta.cached_tokens, delta.prompt_logprobs)
                     if delta.finished or text.finished:
                         break
+                    for index in text.take_stopped():
+                        await self.client.abort([request.request_id], index)
         except EngineDeadError as error:
             self.engine_died(str(error))
             raise

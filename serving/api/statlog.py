@@ -35,8 +35,10 @@ def stats_line(stats: EngineStats, before: EngineStats, seconds: float) -> str:
     generated = (stats.generation_tokens - before.generation_tokens) / seconds
     queries = stats.prefix_queries - before.prefix_queries
     hits = (stats.prefix_hits - before.prefix_hits) / queries if queries else 0.0
+    drafts = stats.draft_tokens - before.draft_tokens
+    accepted = f"; drafts accepted {(stats.accepted_tokens - before.accepted_tokens) / drafts:.1%}" if drafts else ""
     used = stats.pages_used / stats.pages_total if stats.pages_total else 0.0
     return (
         f"{prompt:.1f} prompt and {generated:.1f} generated tokens/s; {stats.running} running, {stats.waiting} waiting;"
-        f" KV pages {used:.1%} used; prefix hits {hits:.1%}"
+        f" KV pages {used:.1%} used; prefix hits {hits:.1%}{accepted}"
     )

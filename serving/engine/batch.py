@@ -14,8 +14,9 @@ from pagoda.hal.memory import MemoryKind
 from pagoda.ops.attention import PagedBatch
 from pagoda.serving.engine.layout import DIMS, DTYPES, HEADER_WORDS, Layout, layout_of
 from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
-from pagoda.serving.engine.samples import Samples, samples_of
+from pagoda.serving.engine.samples import Samples, branches, samples_of
 from pagoda.serving.engine.settings import EDITS, SamplingSlots, Use
+from pagoda.serving.engine.trees import Tree, tree_of
 
 Arrays = Mapping[str, NDArray[Any]]
 Tensors = Mapping[str, torch.Tensor]
@@ -186,6 +187,7 @@ class _Columns:
     sample_slots: IntArray
     use: int
     rare: dict[str, NDArray[Any]]
+    tree: Tree | None
 
     def fill(self, out: Arrays, page_sizes: tuple[int, ...]) -> None:
         plan, tokens, rows = self.plan, self.plan.num_tokens, self.plan.num_rows
@@ -194,7 +196,8 @@ class _Columns:
         np.cumsum(plan.lengths, out=bounds[1 : rows + 1])
         bounds[rows + 1 :] = tokens
         owner = np.arange(rows) if tokens == rows else np.repeat(np.arange(rows), plan.lengths)
-        positions = plan.starts[owner] + (np.arange(tokens) - bounds[:-1][owner])
+        places = plan.starts[owner] + (np.arange(tokens) - bounds[:-1][owner])
+        positions = places if self.tree is None else places - self.tree.shift
         _put(out["token_ids"], plan.token_ids)
         _put(out["token_slots"], plan.slots[owner])
         _put(out["seq_lens"], plan.starts + plan.lengths)
@@ -203,7 +206,7 @@ class _Columns:
         else:
             _put(out["positions"], positions[None])
         for group, size in enumerate(page_sizes):
-            self._fill_group(out, group, size, owner, positions)
+            self._fill_group(out, group, size, owner, places)
         if self._pads_rows:
             self._pad_uniform(out)
         self._fill_samples(out)
@@ -232,14 +235,14 @@ class _Columns:
         """A padded decode step pads with whole rows, one token each, which read and write page 0."""
         return self.plan.num_rows == self.plan.num_tokens and self.dims["tokens"] == self.dims["rows"] > self.plan.num_rows
 
-    def _fill_group(self, out: Arrays, group: int, size: int, owner: LongArray, positions: LongArray) -> None:
+    def _fill_group(self, out: Arrays, group: int, size: int, owner: LongArray, places: LongArray) -> None:
         table, target = self.plan.block_tables[group], out[f"table{group}"]
         rows, width = table.shape
         target[:rows, :width] = table
         target[rows:] = 0
         target[:, width:] = 0
-        page = table[owner, np.minimum(positions // size, width - 1)]
-        _put(out["kv_slots"][group], page.astype(np.int64) * size + positions % size)
+        page = table[owner, np.minimum(places // size, width - 1)]
+        _put(out["kv_slots"][group], page.astype(np.int64) * size + places % size)
 
     def _pad_uniform(self, out: Arrays) -> None:
         rows = self.plan.num_rows
@@ -255,7 +258,7 @@ class _Columns:
         _put(out["sample_slots"], chosen, pad=len(slots.use))
         if not self.dims["sampling"]:
             return
-        _put(out["draws"], self.plan.draws[samples.rows] + samples.offsets)
+        _put(out["draws"], self.plan.draws[samples.rows] + samples.depths)
         for name in ("seed", "temperature", "top_p", "min_p", "top_k"):
             _put(out[name], getattr(slots, name)[chosen])
 
@@ -276,12 +279,15 @@ def _put(out: NDArray[Any], values: NDArray[Any], pad: int = 0) -> None:
 
 
 def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extras, groups: int) -> _Columns:
-    samples = samples_of(plan, slots)
+    samples = samples_of(plan)
     chosen = plan.slots[samples.rows]
     # A grammar's masks come with the plan; for the sampler they are one use with a slot's own allowed tokens.
     use = slots.uses(chosen) | (Use.ALLOWED if plan.mask_rows is not None else 0)
     rows = bucket.rows or plan.num_rows
     rare = _rare(plan, slots, samples, use, extras)
+    tree = tree_of(plan) if plan.drafts is not None and plan.parents is not None and branches(plan.drafts, plan.parents) else None
+    if tree is not None:
+        rare.update(tree_nodes=tree.nodes, tree_seen=tree.seen)
     dims = {
         "tokens": bucket.tokens or plan.num_tokens,
         "rows": rows,
@@ -293,15 +299,18 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
         "adapters": int(extras.adapters is not None),
         "drafts": plan.drafts.shape[1] if plan.drafts is not None else 0,
         "parents": plan.parents.shape[1] if plan.parents is not None else 0,
+        "trees": int(tree is not None),
         **{f"width{group}": table.shape[1] for group, table in enumerate(plan.block_tables)},
         "penalties": len(rare.get("penalty_rows", ())),
+        "paths": len(rare.get("path_rows", ())),
+        "verified": int("sample_before" in rare),
         "edits": len(rare.get("edit_rows", ())),
         "masks": len(rare.get("mask_rows", ())),
         "words": (slots.vocab + 31) // 32,
         "logprobs": len(rare.get("logprob_rows", ())),
         "spans": len(rare.get("span_rows", ())),
     }
-    return _Columns(plan, bucket, extras, dims, slots, samples, chosen, use, rare)
+    return _Columns(plan, bucket, extras, dims, slots, samples, chosen, use, rare, tree)
 
 
 def _rare(plan: StepPlan, slots: SamplingSlots, samples: Samples, use: int, extras: Extras) -> dict[str, NDArray[Any]]:
@@ -317,19 +326,33 @@ def _rare(plan: StepPlan, slots: SamplingSlots, samples: Samples, use: int, extr
         rare["penalty_rows"] = rows
         for name in ("repetition", "presence", "frequency"):
             rare[name] = getattr(slots, name)[chosen[rows]]
+        if plan.drafts is not None:
+            rare.update(_drafts_counted(plan, samples, rows))
     if use & EDITS:
-        edits = slots.edits(chosen, (plan.draws[samples.rows] + samples.offsets).astype(np.int32))
+        ahead = samples.paths(plan) if plan.drafts is not None and use & Use.BAD_WORDS else None
+        edits = slots.edits(chosen, plan.draws[samples.rows] + samples.depths.astype(np.int32), ahead)
         rare.update(edit_rows=edits.rows, edit_ids=edits.ids, edit_values=edits.values)
     if use & Use.ALLOWED:
-        rare["mask_rows"], rare["masks"] = slots.masks(chosen, *_grammar(plan, samples.rows))
+        rare["mask_rows"], rare["masks"] = slots.masks(chosen, *_grammar(plan, samples))
     if use & Use.LOGPROBS:
         rare["logprob_rows"] = slots.rows_with(chosen, Use.LOGPROBS)
     return rare
 
 
-def _grammar(plan: StepPlan, sampled: LongArray) -> tuple[LongArray, IntArray | None]:
+def _drafts_counted(plan: StepPlan, samples: Samples, penalties: LongArray) -> dict[str, NDArray[Any]]:
+    """For penalties: the drafts before each sample that has them, and what says which samples count."""
+    paths = samples.paths(plan)
+    rows = [row for row, sample in enumerate(penalties.tolist()) for _ in paths[sample]]
+    ids = [token for sample in penalties.tolist() for token in paths[sample]]
+    drafts = [path[-1] if path else -1 for path in paths]
+    columns = {"path_rows": rows, "path_ids": ids, "sample_draft": drafts}
+    return {name: np.array(values, np.int64) for name, values in columns.items()} | {"sample_before": samples.before}
+
+
+def _grammar(plan: StepPlan, samples: Samples) -> tuple[LongArray, IntArray | None]:
     """A plan's masks, their rows counted among the samples; masks of rows that are not sampled are dropped."""
     if plan.mask_rows is None or plan.masks is None:
         return np.empty(0, np.int64), None
-    kept = np.isin(plan.mask_rows, sampled)
-    return np.searchsorted(sampled, plan.mask_rows[kept]), plan.masks[kept]
+    kept = np.isin(plan.mask_rows, samples.rows)
+    firsts = np.searchsorted(samples.rows, plan.mask_rows[kept])
+    return firsts if plan.mask_nodes is None else firsts + plan.mask_nodes[kept], plan.masks[kept]

@@ -25,6 +25,7 @@ from pagoda.serving.engine.plan import RunnerFacts
 from pagoda.serving.engine.runner import Runner, RunnerLimits
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
 from pagoda.serving.engine.sizing import describe_model, size
+from pagoda.serving.engine.spec.make import make_drafter
 from pagoda.serving.engine.target import Target, open_target
 
 log = logging.getLogger("pagoda.engine")
@@ -41,7 +42,8 @@ def start_engine(config: EngineConfig, sink: Sink) -> Engine:
     executor = InProcessExecutor(builder) if world == 1 else MultiprocExecutor(builder, world)
     facts = executor.start()
     try:
-        core = EngineCore(Scheduler(SchedulerConfig.of(config), facts), executor, facts, sink)
+        scheduler = Scheduler(SchedulerConfig.of(config), facts, drafter=make_drafter(config.speculation))
+        core = EngineCore(scheduler, executor, facts, sink)
     except BaseException:
         executor.stop()
         raise

@@ -59,7 +59,7 @@ class CapturedSteps:
         """The sizes that a step is padded to; None where it runs as it is."""
         policy = self._policy
         uniform = plan.num_tokens == plan.num_rows
-        if policy.mode == "eager" or not (uniform or policy.static_shapes):
+        if policy.mode == "eager" or not (uniform or policy.static_shapes) or plan.drafts is not None:
             return None
         rows = policy.row_bucket(plan.num_rows)
         tokens = rows if uniform else policy.token_bucket(plan.num_tokens)

@@ -23,8 +23,8 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def abort(self, request_ids: list[str]) -> None:
-        """End requests now; unknown ids are ignored. Their iterators get a last delta with ABORT."""
+    async def abort(self, request_ids: list[str], sequence: int | None = None) -> None:
+        """End requests now, or one sequence of each; unknown ids are ignored. Their iterators get a last delta of it with ABORT."""
         ...
 
     async def stats(self) -> EngineStats: ...

@@ -60,6 +60,7 @@ class Committer:
         if not live.all():
             chosen, rows, tokens = chosen[live], rows[live], tokens[live]
         if plan.drafts is not None:
+            self._count_drafts(plan.drafts[plan.sampled][rows], result.counts[rows])
             return self._take_drafted(chosen, rows, result)
         known = slots.known[chosen]
         slots.tokens[chosen, known] = tokens
@@ -75,6 +76,15 @@ class Committer:
         ended = slots.stopped(chosen, tokens) | (slots.known[chosen] >= slots.limit[chosen])
         self._ledger.counters["generation_tokens"] += sum(map(len, runs))
         return _Sampled(chosen, tokens, rows, ended, runs)
+
+    def _count_drafts(self, drafts: IntArray, counts: IntArray) -> None:
+        drafted, counters = (drafts >= 0).sum(1), self._ledger.counters
+        taken = np.where(drafted > 0, counts - 1, 0)
+        counters["drafts"] += int((drafted > 0).sum())
+        counters["draft_tokens"] += int(drafted.sum())
+        counters["accepted_tokens"] += int(taken.sum())
+        for place in range(int(taken.max(initial=0))):
+            self._ledger.accepted_at[place] += int((taken > place).sum())
 
     def _turn_beams(self, plan: StepPlan, result: StepResult) -> list[RequestDelta]:
         slots, chosen = self._ledger.slots, plan.slots[plan.sampled]
@@ -161,6 +171,12 @@ def _request_delta(request: Request, deltas: list[SequenceDelta], error: str | N
         prompt_logprobs=tuple(request.prompt_logprobs) if first and request.prompt_logprobs is not None else None,
         error=error,
     )
+
+
+def end_sequence(ledger: Ledger, sequence: Sequence, reason: FinishReason) -> RequestDelta:
+    """End one sequence now, and say so; the others go on."""
+    ledger.finish(sequence, reason.value)
+    return _request_delta(sequence.request, [SequenceDelta(sequence.index, (), finish_reason=reason)])
 
 
 def end_request(ledger: Ledger, request: Request, reason: FinishReason, error: str | None = None) -> RequestDelta:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pagoda.hal.errors import ConfigError
+from pagoda.serving.engine.spec.config import Speculation, speculation_of
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,15 @@ class EngineConfig:
     long_prefill_token_threshold: Annotated[int, Flag("Most tokens of one prompt in a step; 0 is no limit.")] = 0
     scheduling_policy: Annotated[Literal["fcfs", "priority"], Flag("Order of waiting requests.")] = "fcfs"
     async_scheduling: Annotated[bool, Flag("Plan the next step while the device runs this one.")] = True
+    speculative_config: Annotated[
+        dict[str, Any] | None,
+        Flag(
+            "JSON: draft tokens that the model then verifies, which changes no answer; `method` is ngram, with `num_speculative_tokens`,"
+            " `prompt_lookup_max`, `prompt_lookup_min`.",
+            ("-sc",),
+            metavar="JSON",
+        ),
+    ] = None
     tensor_parallel_size: Annotated[int, Flag("Ranks that each layer is split over.", ("-tp",), section="Execution")] = 1
     seed: Annotated[int, Flag("Seed of dummy weights and of requests that bring none.")] = 0
     kernel: Annotated[
@@ -71,8 +81,14 @@ class EngineConfig:
     hf_overrides: Annotated[dict[str, Any], Flag("JSON of config.json keys to replace.", metavar="JSON")] = field(default_factory=dict)
     disable_log_stats: Annotated[bool, Flag("Do not log throughput every ten seconds.")] = False
 
+    @property
+    def speculation(self) -> Speculation | None:
+        """What `speculative_config` asks for."""
+        return speculation_of(self.speculative_config)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype))
+        speculation_of(self.speculative_config)
         if not 0 < self.device_memory_utilization <= 1:
             raise ConfigError(f"device_memory_utilization={self.device_memory_utilization} must be above 0 and at most 1")
         for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):

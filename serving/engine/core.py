@@ -95,9 +95,9 @@ class EngineCore:
         """Queue a request; its answers, a refusal included, come through the sink."""
         self._put(lambda: self._submit(request), lambda error: self._sink.rejected(request.request_id, error))
 
-    def abort(self, request_ids: list[str]) -> None:
-        """End requests; unknown ids are ignored."""
-        self._put(lambda: self._abort(request_ids), lambda error: None)
+    def abort(self, request_ids: list[str], sequence: int | None = None) -> None:
+        """End requests, or one sequence of each; unknown ids are ignored."""
+        self._put(lambda: self._abort(request_ids, sequence), lambda error: None)
 
     def call(self, method: str, arguments: dict[str, Any]) -> Future[Any]:
         """A control call, between steps. Its future raises `RequestError` for unknown methods, `EngineDeadError` after the end."""
@@ -187,8 +187,12 @@ class EngineCore:
         self._step_ms = 1e3 * (now - max(began, self._stepped_at))
         self._stepped_at = now
 
-    def _abort(self, request_ids: list[str]) -> None:
-        self._sink.deltas(StepDeltas(others=self._scheduler.abort(request_ids)))
+    def _abort(self, request_ids: list[str], sequence: int | None) -> None:
+        if sequence is None:
+            deltas = self._scheduler.abort(request_ids)
+        else:
+            deltas = [delta for name in request_ids for delta in self._scheduler.abort_sequence(name, sequence)]
+        self._sink.deltas(StepDeltas(others=deltas))
 
     def _submit(self, request: EngineRequest) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from pagoda.serving.engine.ledger import Ledger
@@ -15,6 +15,14 @@ class Matcher(Protocol):
 
     def accept(self, tokens: list[int]) -> None:
         """Tokens that were sampled, in order; those after the grammar's end are ignored."""
+        ...
+
+    def advance(self, token: int) -> bool:
+        """Go on by a token that is only guessed. False, and nothing changed, where it may not follow."""
+        ...
+
+    def go_back(self) -> None:
+        """Take back the last `advance` that was not taken back yet."""
         ...
 
     def fill(self, row: IntArray) -> None:
@@ -29,22 +37,35 @@ Compiler = Callable[[tuple[str, Any]], Grammar]
 """From `SamplingParams.structured` to a grammar; called in a thread of its own. Raises `RequestError` for what is none."""
 
 
-def masks(ledger: Ledger, slots: IntArray, sampled: BoolArray, vocab: int) -> tuple[IntArray, IntArray] | tuple[None, None]:
-    """Rows of a plan that sample under a grammar, and their bitmasks; two Nones where there is no such row.
+class GrammarMasks(NamedTuple):
+    """`StepPlan`'s `mask_rows`, `mask_nodes` and `masks`."""
 
-    Such rows are bound: all their tokens are known when the next one is planned.
+    rows: IntArray
+    nodes: IntArray
+    bits: IntArray
+
+
+def masks(ledger: Ledger, slots: IntArray, sampled: BoolArray, vocab: int, parents: IntArray | None = None) -> GrammarMasks | None:
+    """For the rows of a plan that sample under a grammar; None where there is no such row.
+
+    Such rows are bound: all their tokens are known when the next one is planned. Drafts that the grammar refuses, and what follows
+    them, get no mask: their samples never count. `parents`: the plan's.
     """
     candidates = np.flatnonzero(ledger.slots.bound[slots] & sampled)
     rows = [row for row in candidates.tolist() if ledger.slots.sequence(int(slots[row])).request.grammar is not None]
     if not rows:
-        return None, None
-    out = np.zeros((len(rows), (vocab + 31) // 32), np.int32)
-    for mask, row in zip(out, rows, strict=True):
-        _fill(ledger, int(slots[row]), mask)
-    return np.array(rows, np.int32), out
+        return None
+    found: list[tuple[int, int, IntArray]] = []
+    for row in rows:
+        slot = int(slots[row])
+        nodes = _nodes(ledger, slot, parents[row] if parents is not None else np.empty(0, np.int32))
+        found += ((row, node, mask) for node, mask in _masks_of(_matcher(ledger, slot), nodes, (vocab + 31) // 32))
+    numbers = np.array([(row, node) for row, node, _ in found], np.int32)
+    return GrammarMasks(numbers[:, 0], numbers[:, 1], np.stack([mask for _, _, mask in found]))
 
 
-def _fill(ledger: Ledger, slot: int, mask: IntArray) -> None:
+def _matcher(ledger: Ledger, slot: int) -> Matcher:
+    """The sequence's, brought up to its known tokens."""
     sequence, state = ledger.slots.sequence(slot), ledger.slots
     if sequence.matcher is None:
         assert sequence.request.grammar is not None
@@ -53,4 +74,31 @@ def _fill(ledger: Ledger, slot: int, mask: IntArray) -> None:
     tokens = state.tokens[slot, begun : int(state.known[slot])].tolist()
     sequence.matcher.accept(tokens)
     sequence.matched += len(tokens)
-    sequence.matcher.fill(mask)
+    return sequence.matcher
+
+
+def _nodes(ledger: Ledger, slot: int, parents: IntArray) -> list[tuple[int, int]]:
+    """(token, parent) of each of the slot's drafts."""
+    state = ledger.slots
+    known, count = int(state.known[slot]), int(state.drafted[slot])
+    return list(zip(state.tokens[slot, known : known + count].tolist(), parents[:count].tolist(), strict=True))
+
+
+def _masks_of(matcher: Matcher, nodes: list[tuple[int, int]], words: int) -> list[tuple[int, IntArray]]:
+    """A mask after the known tokens (node 0) and after each draft that may be there (1 + its place)."""
+    children: dict[int, list[int]] = {}
+    for place, (_, parent) in enumerate(nodes):
+        children.setdefault(parent, []).append(place)
+    found: list[tuple[int, IntArray]] = []
+
+    def visit(place: int) -> None:
+        mask = np.zeros(words, np.int32)
+        matcher.fill(mask)
+        found.append((place + 1, mask))
+        for child in children.get(place, ()):
+            if matcher.advance(nodes[child][0]):
+                visit(child)
+                matcher.go_back()
+
+    visit(-1)
+    return sorted(found, key=lambda one: one[0])

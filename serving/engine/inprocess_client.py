@@ -53,8 +53,8 @@ class InProcessClient:
             async for delta in deltas:
                 yield delta
 
-    async def abort(self, request_ids: list[str]) -> None:
-        self._core().abort(request_ids)
+    async def abort(self, request_ids: list[str], sequence: int | None = None) -> None:
+        self._core().abort(request_ids, sequence)
 
     async def stats(self) -> EngineStats:
         stats: EngineStats = await self.call("stats")

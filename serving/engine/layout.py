@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pagoda.serving.engine.plan import LongArray
 
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 64
 MAX_GROUPS = 8
 
@@ -36,11 +36,17 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("adapters", "int32", ("rows", "adapters")),
     ("drafts", "int32", ("rows", "drafts")),
     ("parents", "int32", ("rows", "parents")),
+    ("tree_nodes", "int32", ("rows", "trees")),
+    ("tree_seen", "int64", ("tokens", "trees")),
     *((f"table{group}", "int32", ("rows", f"width{group}")) for group in range(MAX_GROUPS)),
     ("penalty_rows", "int64", ("penalties",)),
     ("repetition", "float32", ("penalties",)),
     ("presence", "float32", ("penalties",)),
     ("frequency", "float32", ("penalties",)),
+    ("path_rows", "int64", ("paths",)),
+    ("path_ids", "int64", ("paths",)),
+    ("sample_before", "int64", ("samples", "verified")),
+    ("sample_draft", "int64", ("samples", "verified")),
     ("edit_rows", "int64", ("edits",)),
     ("edit_ids", "int64", ("edits",)),
     ("edit_values", "float32", ("edits",)),
@@ -52,10 +58,13 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 
 DIMS: tuple[str, ...] = (
-    "tokens", "rows", "bounds", "samples", "sampling", "axes", "groups", "adapters", "drafts", "parents",
+    "tokens", "rows", "bounds", "samples", "sampling", "axes", "groups", "adapters", "drafts", "parents", "trees",
     *(f"width{group}" for group in range(MAX_GROUPS)),
-    "penalties", "edits", "masks", "words", "logprobs", "spans",
+    "penalties", "paths", "verified", "edits", "masks", "words", "logprobs", "spans",
 )  # fmt: skip
+
+SWITCHES = ("sampling", "adapters", "trees", "verified")
+"""Dimensions of size 1 where they are present, which arrays do not keep."""
 
 HEADER_WORDS = 4 + len(DIMS) + len(SECTIONS)
 """int64 words: version, bytes in all, real tokens, real rows; then every dimension; then every section's offset, −1 if absent."""
@@ -116,4 +125,4 @@ def layout_of(dims: tuple[int, ...]) -> Layout:
 
 def _squeezed(shape: tuple[int, ...], names: tuple[str, ...]) -> tuple[int, ...]:
     """Without the dimensions that are only switches."""
-    return tuple(size for size, name in zip(shape, names) if name not in ("sampling", "adapters"))
+    return tuple(size for size, name in zip(shape, names) if name not in SWITCHES)

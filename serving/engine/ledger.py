@@ -27,7 +27,7 @@ class Ledger:
     requests: live ones by id. running: sequences in policy order. draining: sequences that left but that a step in flight
     still holds, so that their slots and pages are not free yet. loading: sequences whose KV comes from elsewhere, by job.
     spawning: sequences whose siblings wait for the prompt's pages. arrived: sequences whose load ended and of which the ranks
-    were not told yet. counters: totals for `EngineStats`.
+    were not told yet. counters: totals for `EngineStats`; accepted_at: accepted drafts by how deep they were.
     """
 
     def __init__(self, facts: RunnerFacts, max_num_seqs: int, policy: str, connector: CacheConnector | None = None) -> None:
@@ -47,6 +47,7 @@ class Ledger:
         self.spawning: list[Sequence] = []
         self.arrived: list[Sequence] = []
         self.counters: Counter[str] = Counter()
+        self.accepted_at: Counter[int] = Counter()
         self.finished: Counter[str] = Counter()
         self._order: IntArray | None = None
 

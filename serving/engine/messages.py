@@ -36,7 +36,7 @@ class EngineRequest:
     Attributes:
         request_id: unique among live requests.
         prompt: token ids, at least one.
-        params: see `SamplingParams`; stop strings are the frontend's business (it aborts), ids the engine's.
+        params: see `SamplingParams`; stop strings are the frontend's business (it aborts the sequence), ids the engine's.
         eos_ids: end tokens of the model; ignored where `params.ignore_eos`.
         priority: lower runs first under the priority policy.
         cache_salt: prefix-cache entries are shared only among equal salts.
@@ -130,6 +130,8 @@ class EngineStats:
         pages_total, pages_used, pages_cached: the pool; cached pages are free but still hold a known prefix.
         prompt_tokens, generation_tokens, preemptions: counters.
         prefix_queries, prefix_hits: counters of prompt tokens looked up and found.
+        drafts, draft_tokens, accepted_tokens: counters of speculation: rows that had drafts, drafts, those that were right; accepted_at:
+            the latter by how many drafts deep they were.
         steps: steps run. step_ms, host_ms: the last step's wall and host time.
     """
 
@@ -146,6 +148,10 @@ class EngineStats:
     steps: int = 0
     step_ms: float = 0.0
     host_ms: float = 0.0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_at: tuple[int, ...] = ()
     finished: dict[str, int] = field(default_factory=dict)
 
 

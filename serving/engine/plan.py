@@ -63,9 +63,13 @@ class StepPlan:
         sampled: `[R]` bool: the row's last query token yields a token (false for all but the last chunk of a prompt).
         bound: `[R]` bool: the host needs the row's value before the row's next step.
         admissions: slots to set up before the step. copies: pages to copy before the step, per pool.
-        masks: optional grammar bitmasks, `[rows with a grammar, ceil(V/32)]` int32, and `mask_rows`, the row of each.
-        drafts: optional `[R, k]` int32 draft tokens already contained in `token_ids`; `parents`: their tree.
-        draws: `[R]` int32, index of the token to be sampled within the sequence's output (counter of its random stream).
+        masks: optional grammar bitmasks, `[M, ceil(V/32)]` int32; `mask_rows`, the row of each; `mask_nodes`, which of the row's samples
+            it is for: 0 is the one after its known tokens, 1 + j the one after draft j (None: all 0).
+        drafts: optional `[R, k]` int32 draft tokens, −1 past a row's last one; they are the last of its tokens in `token_ids`.
+        parents: `[R, k]` int32, the draft that each one follows, −1 for the row's known tokens: a tree, parents before children, siblings
+            differ. A chain is −1, 0, 1, …
+        draws: `[R]` int32, index of the token to be sampled within the sequence's output (counter of its random stream); with drafts,
+            that of the one after the known tokens.
         stop_after: no row outlives this step count (multi-step replays); 1 means a single step.
     """
 
@@ -82,6 +86,7 @@ class StepPlan:
     copies: PageCopies | None = None
     masks: IntArray | None = None
     mask_rows: IntArray | None = None
+    mask_nodes: IntArray | None = None
     drafts: IntArray | None = None
     parents: IntArray | None = None
     stop_after: int = 1
@@ -116,6 +121,8 @@ class StepResult:
         prompt_logprobs: row index → `RowLogprobs` over this chunk's *next* tokens, for rows that asked.
         hidden, experts: named-layer states and routed experts, where asked for.
         bad_rows: sampled rows whose logits held NaN; they are failed, not served.
+        in_place: `[S]` int32, of a step with drafts: accepted ones whose K and V lie where the sequence's own would; those of another
+            branch of a tree are computed again. None: all of them.
     """
 
     step: int
@@ -126,6 +133,7 @@ class StepResult:
     hidden: Any = None
     experts: Any = None
     bad_rows: tuple[int, ...] = ()
+    in_place: IntArray | None = None
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class Planner:
         drafted = state.drafted[slots]
         drafts = self._speculator.columns(slots) if self._speculator is not None else None
         sampled = ends == total + drafted
-        mask_rows, bitmasks = masks(self._ledger, slots, sampled, self._vocab)
+        grammars = masks(self._ledger, slots, sampled, self._vocab, drafts[1] if drafts is not None else None)
         plan = StepPlan(
             step=self._step,
             slots=slots,
@@ -149,8 +149,9 @@ class Planner:
             draws=total - state.prompt[slots],
             admissions=(*self._arrivals(admitted), *admitted.admissions),
             copies=admitted.copies(),
-            masks=bitmasks,
-            mask_rows=mask_rows,
+            masks=grammars.bits if grammars is not None else None,
+            mask_rows=grammars.rows if grammars is not None else None,
+            mask_nodes=grammars.nodes if grammars is not None and drafts is not None else None,
             drafts=drafts[0] if drafts is not None else None,
             parents=drafts[1] if drafts is not None else None,
         )

@@ -83,8 +83,8 @@ def _listen(socket: zmq.Socket[bytes], core: EngineCore, sink: WireSink) -> None
         match decode_to_engine(socket.recv()):
             case Submit(request):
                 core.submit(request)
-            case Abort(request_ids):
-                core.abort(request_ids)
+            case Abort(request_ids, sequence):
+                core.abort(request_ids, sequence)
             case Call(number, method, arguments):
                 core.call(method, arguments).add_done_callback(lambda done, number=number: sink.answer(number, done))  # type: ignore[misc]
 

@@ -13,7 +13,7 @@ from pagoda.hal.device import Device
 from pagoda.hal.stream import Event, Stream
 from pagoda.serving.engine.plan import IntArray, LongArray, RowLogprobs, StepPlan, StepResult
 from pagoda.serving.engine.sampler import Logprobs, Sampled
-from pagoda.serving.engine.samples import Samples, accepted
+from pagoda.serving.engine.samples import Accepted, Samples, accepted
 
 Piece = tuple[tuple[int, ...], bool]
 """Shape of one array in the buffer, and whether its 32 bits are a float."""
@@ -48,20 +48,21 @@ class Pending:
         self.event.wait()
         arrays = iter(_split(self.host.numpy(), self.pieces))
         flat, bad = next(arrays), next(arrays)
-        firsts = np.cumsum(self.samples.counts) - self.samples.counts
-        tokens, counts = self._kept(flat)
+        kept = self._kept(flat)
         return StepResult(
             step=self.plan.step,
-            tokens=tokens,
-            counts=counts,
-            logprobs=_of_rows(self.logprob_rows, firsts, counts, flat, arrays) if len(self.logprob_rows) else {},
+            tokens=kept.tokens,
+            counts=kept.counts,
+            logprobs=_of_rows(self.logprob_rows, kept, flat, arrays) if len(self.logprob_rows) else {},
             prompt_logprobs={prompt.row: RowLogprobs(prompt.token_ids.astype(np.int32), *_four(arrays)) for prompt in self.prompts},
-            bad_rows=_rows_of(firsts, bad) if bad.any() else (),
+            bad_rows=_rows_of(kept, bad) if bad.any() else (),
+            in_place=kept.in_place if self.plan.drafts is not None else None,
         )
 
-    def _kept(self, flat: IntArray) -> tuple[IntArray, IntArray]:
+    def _kept(self, flat: IntArray) -> Accepted:
         if self.plan.drafts is None or not len(flat):
-            return flat[:, None], np.ones(len(flat), np.int32)
+            ones = np.ones(len(flat), np.int32)
+            return Accepted(flat[:, None], ones, np.arange(len(flat))[:, None], ones)
         return accepted(self.samples, flat, self.plan.drafts)
 
 
@@ -101,8 +102,10 @@ class ResultCopier:
         return self._buffers[self._turn][:size]
 
 
-def _rows_of(firsts: LongArray, bad: NDArray[Any]) -> tuple[int, ...]:
-    return tuple(np.unique(np.searchsorted(firsts, bad.nonzero()[0], side="right") - 1).tolist())
+def _rows_of(kept: Accepted, bad: NDArray[Any]) -> tuple[int, ...]:
+    """Rows with NaN in a sample that counts."""
+    there = np.arange(kept.places.shape[1]) < kept.counts[:, None]
+    return tuple(np.flatnonzero(((bad[kept.places] != 0) & there).any(1)).tolist())
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,12 +132,12 @@ def _four(arrays: Any) -> tuple[Any, Any, Any, Any]:
     return own, rank, top_ids, top
 
 
-def _of_rows(asked: LongArray, firsts: LongArray, counts: IntArray, tokens: IntArray, arrays: Any) -> dict[int, RowLogprobs]:
-    """By sampled row, over the tokens that count. `asked`: samples with logprobs, all of a row's in a run."""
+def _of_rows(asked: LongArray, kept: Accepted, tokens: IntArray, arrays: Any) -> dict[int, RowLogprobs]:
+    """By sampled row, over the tokens that count. `asked`: samples with logprobs, all of a row's among them."""
     own, rank, top_ids, top = _four(arrays)
-    owners = np.searchsorted(firsts, asked, side="right") - 1
     found = {}
-    for row in np.unique(owners).tolist():
-        kept = np.flatnonzero(owners == row)[: counts[row]]
-        found[row] = RowLogprobs(tokens[asked[kept]], own[kept], rank[kept], top_ids[kept], top[kept])
+    for row in np.flatnonzero(np.isin(kept.places[:, 0], asked)).tolist():
+        path = kept.places[row, : kept.counts[row]]
+        at = np.searchsorted(asked, path)
+        found[row] = RowLogprobs(tokens[path], own[at], rank[at], top_ids[at], top[at])
     return found

@@ -147,8 +147,7 @@ class Runner:
             self._sampler.admit(admission)
             self._forward.admit(admission)
         if self._slots.uses(plan.slots) & Use.BAD_WORDS:
-            last = np.cumsum(plan.lengths) - 1
-            self._slots.observe(plan.slots, plan.starts + plan.lengths - 1, plan.token_ids[last])
+            self._slots.observe(plan.slots, plan.starts, plan.lengths, plan.token_ids)
         if plan.copies is not None and len(plan.copies.source):
             self._copy_pages(plan.copies)
 

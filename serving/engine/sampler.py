@@ -74,7 +74,7 @@ class Sampler:
         tokens = self.draw(edited, batch)
         if batch.use & Use.PENALTY:
             rows = batch.views["penalty_rows"]
-            self._counts.add(self._penalty_slots(batch), tokens[rows])
+            self._counts.add(self._penalty_slots(batch), tokens[rows], _accepted(tokens, batch)[rows])
         logprobs = None
         if batch.use & Use.LOGPROBS:
             rows = batch.views["logprob_rows"]
@@ -114,12 +114,28 @@ class Sampler:
         if "penalty_rows" in views:
             rows = views["penalty_rows"]
             prompt, counts = self._counts.of(self._penalty_slots(batch))
+            if "path_rows" in views:  # drafts count for what follows them
+                times = torch.ones_like(views["path_ids"], dtype=torch.int32)
+                counts.index_put_((views["path_rows"], views["path_ids"]), times, accumulate=True)
             settings = (views["repetition"], views["presence"], views["frequency"])
             logits[rows] = self._penalize(logits[rows], prompt, counts, *settings)
         return logits
 
     def _penalty_slots(self, batch: StepBatch) -> torch.Tensor:
         return batch.views["sample_slots"][batch.views["penalty_rows"]]
+
+
+def _accepted(tokens: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+    """`[S]` int32, 1 for the samples that count: those after known tokens, and after drafts that were sampled themselves."""
+    views = batch.views
+    if "sample_before" not in views:
+        return torch.ones_like(tokens, dtype=torch.int32)
+    before, draft = views["sample_before"], views["sample_draft"]
+    right = (draft < 0) | (draft == tokens[before])
+    kept = draft < 0
+    for _ in range(int(batch.samples.depths.max())):
+        kept = right & (kept[before] | (draft < 0))
+    return kept.int()
 
 
 class TokenCounts:
@@ -156,11 +172,11 @@ class TokenCounts:
         place = self._place_there[slots]
         return self._prompt[place], self._counts[place]
 
-    def add(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Count one more token for each of these slots."""
+    def add(self, slots: torch.Tensor, tokens: torch.Tensor, times: torch.Tensor) -> None:
+        """Count a token more for each of these slots, 0 or 1 times."""
         assert self._counts is not None
         place = self._place_there[slots]
-        self._counts.index_put_((place, tokens), torch.ones_like(tokens, dtype=torch.int32), accumulate=True)
+        self._counts.index_put_((place, tokens), times, accumulate=True)
 
     def _ids(self, tokens: tuple[int, ...]) -> torch.Tensor:
         return torch.tensor(tokens, dtype=torch.int64, device=self._device.torch_device)

@@ -11,7 +11,7 @@ from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.serving.engine.admission import Admitter
 from pagoda.serving.engine.beam_rows import Beams
 from pagoda.serving.engine.beams import start_search
-from pagoda.serving.engine.committer import Committer, end_request
+from pagoda.serving.engine.committer import Committer, end_request, end_sequence
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.fork import fork_sequence
 from pagoda.serving.engine.grammar import Grammar
@@ -113,6 +113,13 @@ class Scheduler:
             request.grammar = grammar
             self.open_gate(request_id, State.WAITING_GRAMMAR)
 
+    def abort_sequence(self, request_id: str, index: int) -> list[RequestDelta]:
+        """End one of a request's sequences now, and the request with its last one. Unknown ones, and beams, are ignored."""
+        request = self._ledger.requests.get(request_id)
+        if request is None or request.beams is not None or not 0 <= index < len(request.sequences) or not request.sequences[index].live:
+            return []
+        return [end_sequence(self._ledger, request.sequences[index], FinishReason.ABORT)]
+
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """End requests now; unknown ids are ignored. Returns their last deltas. Pages are free once steps in flight have committed."""
         found = [self._ledger.requests[name] for name in request_ids if name in self._ledger.requests]
@@ -175,14 +182,16 @@ class Scheduler:
         ledger, pool = self._ledger, self._ledger.pool
         running = len(ledger.running)
         counted = ("prompt_tokens", "generation_tokens", "preemptions", "prefix_queries", "prefix_hits", "steps")
+        drafted = ("drafts", "draft_tokens", "accepted_tokens")
         return EngineStats(
             running=running,
             waiting=sum(request.unfinished for request in ledger.requests.values()) - running,
             pages_total=pool.num_pages - 1,
             pages_used=pool.used,
             pages_cached=pool.cached,
+            accepted_at=tuple(ledger.accepted_at[place] for place in range(len(ledger.accepted_at))),
             finished=dict(ledger.finished),
-            **{name: ledger.counters[name] for name in counted},
+            **{name: ledger.counters[name] for name in (*counted, *drafted)},
         )
 
     def _request(self, source: EngineRequest, limit: int) -> Request:

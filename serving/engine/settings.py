@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 import numpy as np
@@ -87,21 +88,29 @@ class SamplingSlots:
         """Indices into `slots` of those that need any of `use`."""
         return (self.use[slots] & use).nonzero()[0]
 
-    def observe(self, slots: IntArray, starts: IntArray, token_ids: IntArray) -> None:
-        """Keep the generated tokens of rows with bad words: `token_ids` are their inputs at positions `starts`."""
+    def observe(self, slots: IntArray, starts: IntArray, lengths: IntArray, token_ids: IntArray) -> None:
+        """Keep the generated tokens of rows with bad words: `token_ids` are a step's, of which a row has `lengths` from position `starts`.
+
+        Drafts are kept with them: those that were not accepted are overwritten by the row's next tokens.
+        """
+        ends = np.cumsum(lengths)
         for row in self.rows_with(slots, Use.BAD_WORDS):
             slot = int(slots[row])
             index = int(starts[row]) - int(self._prompt_len[slot])
-            if index >= 0 and token_ids[row] >= 0:
-                self._outputs[slot][index:] = [int(token_ids[row])]
+            tokens = token_ids[ends[row] - lengths[row] : ends[row]].tolist()[max(-index, 0) :]
+            if tokens and tokens[0] >= 0:
+                self._outputs[slot][max(index, 0) :] = tokens
 
-    def edits(self, slots: IntArray, draws: IntArray) -> Edits:
-        """What bias, minimum lengths and bad words add to the logits of these slots' next tokens, the `draws`-th of each."""
+    def edits(self, slots: IntArray, draws: IntArray, ahead: Seq[tuple[int, ...]] | None = None) -> Edits:
+        """What bias, minimum lengths and bad words add to the logits of these slots' next tokens, the `draws`-th of each.
+
+        `ahead`: the drafts before each of these tokens, the last of its outputs.
+        """
         rows: list[LongArray] = []
         ids: list[LongArray] = []
         values: list[FloatArray] = []
         for row in self.rows_with(slots, EDITS):
-            for token_ids, added in self._edits_of(int(slots[row]), int(draws[row])):
+            for token_ids, added in self._edits_of(int(slots[row]), int(draws[row]), ahead[row] if ahead is not None else ()):
                 rows.append(np.full(len(token_ids), row, np.int64))
                 ids.append(token_ids)
                 values.append(added)
@@ -163,18 +172,17 @@ class SamplingSlots:
         if use & Use.PROMPT_LOGPROBS:
             self._prompts[slot] = np.array(admission.prompt, np.int64)
 
-    def _edits_of(self, slot: int, draw: int) -> list[tuple[LongArray, FloatArray]]:
+    def _edits_of(self, slot: int, draw: int, ahead: tuple[int, ...]) -> list[tuple[LongArray, FloatArray]]:
         found = []
         if slot in self._bias:
             found.append(self._bias[slot])
         banned = [self._ends[slot]] if slot in self._ends and draw < self.min_tokens[slot] else []
         if slot in self._bad_words:
-            banned.append(self._banned_words(slot))
+            banned.append(self._banned_words(slot, [*self._outputs[slot][: draw - len(ahead)], *ahead]))
         found += [(ids, np.full(len(ids), -np.inf, np.float32)) for ids in banned if len(ids)]
         return found
 
-    def _banned_words(self, slot: int) -> LongArray:
-        output = self._outputs[slot]
+    def _banned_words(self, slot: int, output: list[int]) -> LongArray:
         last = {
             word[-1]
             for word in self._bad_words[slot]

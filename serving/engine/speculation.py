@@ -1,4 +1,4 @@
-"""Speculation in the scheduler: rows that are behind by one token also get drafts, and keep what the ranks accepted."""
+"""Speculation in the scheduler: rows whose tokens are all known also get drafts, and keep what the ranks accepted."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from pagoda.serving.engine.spec.drafter import Draft, Drafter, DraftState
 
 
 class Speculator:
-    """Chains of drafts. They lie in `Slots.tokens` after the known ones until the step's result replaces them; rows are bound."""
+    """Drafts, chains and trees, lie in `Slots.tokens` after the known ones until the step's result replaces them; rows are bound."""
 
     def __init__(self, ledger: Ledger, drafter: Drafter) -> None:
         self._ledger = ledger
         self._drafter = drafter
         self._draft = Draft(np.empty((0, 0), np.int32), np.empty((0, 0), np.int32))
+        self._place: IntArray = np.zeros(ledger.slots.count, np.int32)
         ledger.slots.drafting = True
 
     def draft(self, slots: IntArray, counts: IntArray, budget: int) -> IntArray:
@@ -24,10 +25,11 @@ class Speculator:
         if len(rows):
             chosen = slots[rows]
             known = state.known[chosen]
-            room = np.minimum(state.limit[chosen] - known - 1, budget).astype(np.int32)
+            room = np.clip(state.limit[chosen] - known - 1, 0, budget).astype(np.int32)
             tokens = [state.tokens[slot, :count] for slot, count in zip(chosen.tolist(), known.tolist(), strict=True)]
             self._draft = self._drafter.propose(DraftState(chosen, tokens, room))
-            extra[rows] = (self._draft.ids >= 0).sum(1)
+            self._place[chosen] = np.arange(len(chosen))
+            extra[rows] = np.minimum((self._draft.ids >= 0).sum(1), room)
             over = np.cumsum(extra) - budget
             extra = np.clip(extra - np.maximum(over, 0), 0, extra).astype(np.int32)
             self._write(chosen, known, extra[rows])
@@ -40,16 +42,17 @@ class Speculator:
         drafted = state.drafted[slots]
         if not drafted.any():
             return None
-        offsets = np.arange(drafted.max(), dtype=np.int32)
+        most = int(drafted.max())
+        offsets = np.arange(most, dtype=np.int32)
         there = offsets < drafted[:, None]
         places = np.minimum(state.known[slots, None] + offsets, state.tokens.shape[1] - 1)
-        parents = np.where(there, offsets - 1, -1).astype(np.int32)
+        parents = np.where(there, self._draft.parents[np.where(drafted > 0, self._place[slots], 0), :most], -1).astype(np.int32)
         return np.where(there, state.tokens[slots[:, None], places], -1).astype(np.int32), parents
 
     def _rows(self, slots: IntArray, counts: IntArray) -> LongArray:
         state = self._ledger.slots
-        decodes = (counts == 1) & (state.total[slots] == state.known[slots]) & (state.computed[slots] == state.known[slots] - 1)
-        return np.flatnonzero(decodes & ~state.searching[slots] & (state.known[slots] >= state.prompt[slots] + 1))
+        known = state.total[slots] == state.known[slots]
+        return np.flatnonzero(known & (counts == state.total[slots] - state.computed[slots]) & ~state.searching[slots])
 
     def _write(self, slots: IntArray, known: IntArray, counts: IntArray) -> None:
         for row, (slot, start, count) in enumerate(zip(slots.tolist(), known.tolist(), counts.tolist(), strict=True)):
@@ -57,8 +60,12 @@ class Speculator:
 
 
 def take_accepted(ledger: Ledger, slots: IntArray, rows: IntArray, result: StepResult) -> list[tuple[int, ...]]:
-    """Append what the ranks accepted and sampled, up to an end; counts become exact again. Returns each row's tokens."""
+    """Append what the ranks accepted and sampled, up to an end; counts become exact again. Returns each row's tokens.
+
+    Accepted drafts of another branch than the first are known now, but their K and V lie elsewhere: the row is behind by them.
+    """
     state, kept = ledger.slots, []
+    in_place = result.counts - 1 if result.in_place is None else result.in_place
     for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
         known = int(state.known[slot])
         tokens = result.tokens[row, : result.counts[row]]
@@ -66,8 +73,9 @@ def take_accepted(ledger: Ledger, slots: IntArray, rows: IntArray, result: StepR
         ends = np.isin(tokens, state.stops[slot]) & (lengths >= state.floor[slot]) | (lengths >= state.limit[slot])
         tokens = tokens[: int(np.argmax(ends)) + 1] if ends.any() else tokens
         state.tokens[slot, known : known + len(tokens)] = tokens
+        there = min(known + int(in_place[row]), known + len(tokens) - 1)
         known += len(tokens)
         state.known[slot] = state.total[slot] = known
-        state.computed[slot] = state.committed[slot] = known - 1
+        state.computed[slot] = state.committed[slot] = there
         kept.append(tuple(tokens.tolist()))
     return kept

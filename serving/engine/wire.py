@@ -17,9 +17,10 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):
-    """End these requests."""
+    """End these requests, or one sequence of each."""
 
     request_ids: list[str]
+    sequence: int | None = None
 
 
 class Call(msgspec.Struct, tag=True, array_like=True):

@@ -72,8 +72,8 @@ class ZmqClient:
             async for delta in deltas:
                 yield delta
 
-    async def abort(self, request_ids: list[str]) -> None:
-        self._send(Abort(request_ids))
+    async def abort(self, request_ids: list[str], sequence: int | None = None) -> None:
+        self._send(Abort(request_ids, sequence))
 
     async def stats(self) -> EngineStats:
         return msgspec.convert(await self.call("stats"), EngineStats)

@@ -110,6 +110,10 @@ class OutputBuilder:
         self._note_times(added, delta.finished or self._text.finished)
         return added
 
+    def take_stopped(self) -> list[int]:
+        """See `RequestText`."""
+        return self._text.take_stopped()
+
     def _grow(self, answer: CompletionOutput, part: TextDelta) -> None:
         answer.text += part.text
         answer.token_ids += part.token_ids

@@ -51,6 +51,8 @@ class Session:
                 yield builder.output
                 if builder.output.finished:
                     return
+                for index in builder.take_stopped():
+                    await self.client.abort([request.request_id], index)
 
     async def complete(self, request: EngineRequest, prompt: str | None = None) -> RequestOutput:
         """The finished output. Without stop strings nothing needs its tokens before the end, so the engine may keep them."""

@@ -88,11 +88,23 @@ class XMatcher:
     def __init__(self, compiled: Any) -> None:
         self._matcher = import_module("xgrammar").GrammarMatcher(compiled)
         self._stops = [int(i) for i in self._matcher.stop_token_ids]
+        self._guessed: list[bool] = []
 
     def accept(self, tokens: list[int]) -> None:
         for token in tokens:
             if not self._matcher.is_terminated():
                 self._matcher.accept_token(token)
+
+    def advance(self, token: int) -> bool:
+        ended = self._matcher.is_terminated()
+        allowed = token in self._stops if ended else self._matcher.accept_token(token)
+        if allowed:
+            self._guessed.append(not ended)
+        return bool(allowed)
+
+    def go_back(self) -> None:
+        if self._guessed.pop():
+            self._matcher.rollback(1)
 
     def fill(self, row: IntArray) -> None:
         if not self._matcher.is_terminated():

@@ -98,6 +98,7 @@ class RequestText:
         self._tokenizer, self._params, self._prompt = tokenizer, params, prompt
         self._sequences: dict[int, SequenceText] = {}
         self._open = params.n
+        self._stopped: list[int] = []
 
     def push(self, delta: RequestDelta) -> list[TextDelta]:
         """Text deltas of the sequences that are still open to the client."""
@@ -109,7 +110,14 @@ class RequestText:
             if not sequence.finished:
                 out.append(sequence.push(part))
                 self._open -= sequence.finished
+                if sequence.finished and part.finish_reason is None:
+                    self._stopped.append(part.index)
         return out
+
+    def take_stopped(self) -> list[int]:
+        """Sequences that a stop string ended since the last call, which the engine does not know of: for its `abort`."""
+        stopped, self._stopped = self._stopped, []
+        return stopped
 
     @property
     def finished(self) -> bool:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from pagoda.hal.comm import Topology
-from pagoda.serving.engine.core import EngineCore, Sink
-from pagoda.serving.engine.executors.inprocess import InProcessExecutor
+from pagoda.serving.engine.core import Sink
 from pagoda.serving.engine.inprocess_client import Engine, InProcessClient
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import StepResult
-from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
-from pagoda.serving.engine.spec.drafter import PromptLookup
+from pagoda.serving.engine.spec.drafter import Draft, DraftState, PromptLookup
 from plans import Hand, Sequence
-from toy import ToyModel, dense_greedy, dense_logits, toy_request, toy_runner
+from toy import ToyModel, dense_greedy, dense_logits, toy_engine, toy_request, toy_runner
 
 PROMPT = [5, 17, 80, 3, 44, 9, 61, 2, 33]
 GREEDY = {"temperature": 0, "max_tokens": 64}
@@ -82,17 +82,36 @@ def test_rows_of_several_lengths_and_none() -> None:
     assert [row.output for row in rows] == [truth[: len(row.output)] for row, truth in zip(rows, truths)]
 
 
-def test_rows_that_depend_on_their_past_accept_one_token() -> None:
-    params = SamplingParams(**GREEDY, frequency_penalty=0.7, repetition_penalty=1.2)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"frequency_penalty": 1.7, "repetition_penalty": 1.4},
+        {"presence_penalty": 1.5, "temperature": 0.9, "seed": 11},
+        {"bad_words_token_ids": tuple((i, j) for i in range(97) for j in range(0, 97, 3))},
+        {"min_tokens": 20, "stop_token_ids": tuple(range(0, 97, 4))},
+    ],
+)
+@pytest.mark.parametrize("wrong", [0, 2, 4])
+def test_rows_that_depend_on_their_past_do_so_at_each_draft(settings: dict[str, Any], wrong: int) -> None:
+    params = SamplingParams(**GREEDY | settings)
     plain = hand()
-    truth = plain.generate(plain.sequence(0, PROMPT, params), 10)
+    start = plain.sequence(0, PROMPT, params)
+    truth = []
+    while len(truth) < 24:  # by the scheduler's own way: a bound row's tokens come from the host
+        plain.run((start, len(start.tokens) - start.computed))
+        truth = start.output
+    free = hand()
+    assert truth != free.generate(free.sequence(0, PROMPT, SamplingParams(**GREEDY)), 24)
     made = hand()
     sequence = made.sequence(0, PROMPT, params)
     made.generate(sequence, 1)
-    while len(sequence.output) < 10:
+    while len(sequence.output) < 20:
         at = len(sequence.output)
-        assert drafted(made, [(sequence, truth[at : at + 2])]).counts.tolist() == [1]
-    assert sequence.output == truth
+        draft = truth[at : at + 4]
+        if wrong < 4:
+            draft[wrong] = (draft[wrong] + 1) % 97
+        assert drafted(made, [(sequence, draft)]).counts.tolist() == [min(wrong, 4) + 1]
+    assert sequence.output == truth[: len(sequence.output)]
 
 
 def test_logprobs_cover_what_was_accepted() -> None:
@@ -111,10 +130,50 @@ def test_logprobs_cover_what_was_accepted() -> None:
 
 
 def speculating_engine(sink: Sink) -> Engine:
-    executor = InProcessExecutor(lambda topology: toy_runner(topology))
-    facts = executor.start()
-    scheduler = Scheduler(SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=64), facts, drafter=PromptLookup(3))
-    return Engine(EngineCore(scheduler, executor, facts, sink), executor)
+    return toy_engine(sink, drafter=PromptLookup(3))
+
+
+class Greedy:
+    """Guesses the model's own greedy tokens, whatever the row's settings are."""
+
+    wants = ()
+    caches = ()
+
+    def propose(self, state: DraftState) -> Draft:
+        guesses = [
+            dense_greedy(ToyModel(), row.tolist(), min(2, room)) for row, room in zip(state.tokens, state.room.tolist(), strict=True)
+        ]
+        ids = np.array([guess + [-1] * (2 - len(guess)) for guess in guesses], np.int32)
+        return Draft(ids, np.broadcast_to(np.array([-1, 0], np.int32), ids.shape))
+
+
+async def test_samples_have_the_models_distribution() -> None:
+    client = await InProcessClient.start(partial(toy_engine, drafter=Greedy(), budget=256))
+    seen: Counter[tuple[int, ...]] = Counter()
+    for seed in range(6):
+        request = toy_request(f"{seed}", PROMPT, 3, temperature=1.0, top_k=3, n=100, seed=seed)
+        answers: dict[int, list[int]] = {}
+        async for delta in client.generate(request):
+            for part in delta.sequences:
+                answers.setdefault(part.index, []).extend(part.token_ids)
+        seen.update(tuple(answer) for answer in answers.values())
+    stats = await client.stats()
+    await client.close()
+    assert 0 < stats.accepted_tokens < stats.draft_tokens and sum(stats.accepted_at) == stats.accepted_tokens
+    expected: dict[tuple[int, ...], float] = {(): 600.0}
+    for _ in range(3):
+        grown = {}
+        for path, count in expected.items():
+            best = dense_logits(ToyModel(), PROMPT + list(path))[-1].topk(3)
+            shares = best.values.softmax(0).tolist()
+            grown |= {(*path, token): count * share for token, share in zip(best.indices.tolist(), shares)}
+        expected = grown
+    assert sum(seen.values()) == 600 and set(seen) <= set(expected)
+    cells = [path for path, count in expected.items() if count >= 5]
+    chi = sum((seen[path] - expected[path]) ** 2 / expected[path] for path in cells)
+    rest = 600 - sum(expected[path] for path in cells)
+    chi += (600 - sum(seen[path] for path in cells) - rest) ** 2 / max(rest, 1.0)
+    assert chi < len(cells) + 3.1 * (2 * len(cells)) ** 0.5, (chi, len(cells))  # one in a thousand would be above
 
 
 async def test_a_drafting_scheduler_changes_no_answer_and_takes_fewer_steps() -> None:

@@ -26,6 +26,7 @@ from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import RunnerFacts
 from pagoda.serving.engine.runner import Runner, RunnerLimits
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
+from pagoda.serving.engine.spec.drafter import Drafter
 
 VOCAB, WIDTH, HEADS, DIM, WINDOW, EOS = 97, 24, 3, 8, 6, 1
 
@@ -143,12 +144,14 @@ def toy_runner(
     return Runner(opened, toy_table(opened), model, pages, facts, RunnerLimits(max_num_seqs, 256, 256, overlap))
 
 
-def toy_engine(sink: Sink, world: int = 0, max_num_seqs: int = 16, budget: int = 64, **settings: Any) -> Engine:
+def toy_engine(
+    sink: Sink, world: int = 0, max_num_seqs: int = 16, budget: int = 64, drafter: Drafter | None = None, **settings: Any
+) -> Engine:
     """An engine of the toy model; a partial of it is an `EngineStarter`. `world` 0 runs in this process, else that many ranks."""
     builder = partial(toy_runner, max_num_seqs=max_num_seqs, **settings)
     executor: InProcessExecutor | MultiprocExecutor = MultiprocExecutor(builder, world) if world else InProcessExecutor(builder)
     facts = executor.start()
-    scheduler = Scheduler(SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget), facts)
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget), facts, drafter=drafter)
     core = EngineCore(scheduler, executor, facts, sink)
     if isinstance(executor, MultiprocExecutor):
         executor.on_failure = core.rank_failed

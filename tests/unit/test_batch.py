@@ -163,9 +163,19 @@ OPTIONAL: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"span_rows": [1, 2, 4], "span_sources": [70, 71, 5]},
     ),
     "drafts": (
-        {"drafts": np.array([[5, 6], [7, 8]], np.int32), "parents": np.array([[-1, 0], [-1, -1]], np.int32)},
+        {"drafts": np.array([[5, 6], [-1, -1]], np.int32), "parents": np.array([[-1, 0], [-1, -1]], np.int32)},
         {},
-        {"drafts": [[5, 6], [7, 8]], "parents": [[-1, 0], [-1, -1]]},
+        {"drafts": [[5, 6], [-1, -1]], "parents": [[-1, 0], [-1, -1]]},
+    ),
+    "tree": (
+        {"drafts": np.array([[5, 6, 7], [-1, -1, -1]], np.int32), "parents": np.array([[-1, -1, 1], [-1, -1, -1]], np.int32)},
+        {},
+        {
+            "drafts": [[5, 6, 7], [-1, -1, -1]],
+            "parents": [[-1, -1, 1], [-1, -1, -1]],
+            "tree_nodes": [3, 0],
+            "tree_seen": [-1, -1, 1, 2, 6, -1],
+        },
     ),
     "grammar": (
         {"masks": np.array([[1, 2, 3, 4]], np.int32), "mask_rows": np.array([1], np.int32)},
@@ -183,6 +193,13 @@ def test_optional_column(name: str) -> None:
     if name != "positions":
         plain = packer().pack(make_plan([0, 9], [5, 1]))
         assert set(batch.views) - set(plain.views) == set(expected)
+
+
+def test_a_trees_drafts_have_the_positions_of_their_depth_and_places_of_their_own() -> None:
+    batch = packer().pack(make_plan([0, 9], [5, 1], **OPTIONAL["tree"][0]))
+    assert lists(batch, "positions") == [[0, 1, 2, 2, 3, 9]]
+    assert len(set(lists(batch, "kv_slots")[0])) == 6
+    assert lists(batch, "sample_rows") == [1, 2, 3, 4, 5] and batch.samples.depths.tolist() == [0, 1, 1, 2, 0]
 
 
 def test_masks_of_rows_that_are_not_sampled_are_dropped() -> None:

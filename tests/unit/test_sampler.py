@@ -180,9 +180,9 @@ def test_bad_words_follow_the_tokens_that_came() -> None:
     logits[0, 6] = 4
     assert bench.sample(logits.clone(), [0], [0]).tokens.tolist() == [8]
     slots, one = np.array([0], np.int32), np.array([1], np.int32)
-    bench.slots.observe(slots, 2 * one, 7 * one)  # position 2 is the first generated token: 7
+    bench.slots.observe(slots, 2 * one, one, 7 * one)  # position 2 is the first generated token: 7
     assert bench.sample(logits.clone(), [0], [1]).tokens.tolist() == [6]
-    bench.slots.observe(slots, 3 * one, 6 * one)
+    bench.slots.observe(slots, 3 * one, one, 6 * one)
     assert bench.sample(logits.clone(), [0], [2]).tokens.tolist() == [8]
 
 

@@ -45,6 +45,14 @@ class Countdown:
             assert token == self._next
             self._next -= self._step
 
+    def advance(self, token: int) -> bool:
+        fits = token == self._next
+        self._next -= self._step * fits
+        return fits
+
+    def go_back(self) -> None:
+        self._next += self._step
+
     def fill(self, row: Any) -> None:
         row.view(np.uint32)[self._next // 32] = 1 << self._next % 32
 

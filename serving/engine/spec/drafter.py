@@ -70,9 +70,14 @@ class PromptLookup:
         return Draft(ids, np.broadcast_to(chain, ids.shape).copy())
 
     def _continuation(self, tokens: IntArray) -> IntArray:
-        for length in range(min(self._longest, len(tokens) - 1), self._shortest - 1, -1):
-            windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], length)
-            places = np.flatnonzero((windows == tokens[-length:]).all(1))
-            if len(places):
-                return tokens[places[-1] + length :]
-        return tokens[:0]
+        """What stands after the newest place among those where the longest ending stands."""
+        found, best = np.flatnonzero(tokens[:-1] == tokens[-1]), tokens[:0]
+        for length in range(1, self._longest + 1):
+            if length > 1:
+                found = found[found >= length - 1]
+                found = found[tokens[found - length + 1] == tokens[-length]]
+            if not len(found):
+                break
+            if length >= self._shortest:
+                best = tokens[found[-1] + 1 :]
+        return best
