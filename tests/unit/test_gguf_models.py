@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
@@ -11,15 +10,12 @@ import pytest
 import torch
 import transformers
 from gguf_writer import hub_name, round_model, write_gguf
-from pagoda.hal.comm import Topology
 from pagoda.hal.discovery import find
 from pagoda.hal.errors import CheckpointError, ConfigError, ModelError
+from pagoda.hal.table import KernelPolicy
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import describe, load_model, open_checkpoint
-from pagoda.models.loading.gguf_config import gguf_config
-from pagoda.models.parallel.shard import Shard
 from pagoda.ops.table import kernel_table
-from pagoda.serving.conformance.ranks import free_port
 
 COMMON = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "max_position_embeddings": 128}
 DECODER = COMMON | {"num_hidden_layers": 2, "num_key_value_heads": 2}
@@ -182,7 +178,9 @@ def read_with_transformers(path: Path) -> transformers.PreTrainedModel:
 
 
 @pytest.mark.heavy
-def test_the_default_model_has_the_logits_that_transformers_finds() -> None:
+@pytest.mark.parametrize(("kernel", "tolerance"), [("dequantised", 1e-4), ("native", 5e-3)])
+def test_the_default_model_has_the_logits_that_transformers_finds(kernel: str, tolerance: float) -> None:
+    """Exactly with weights made float32; nearly with products of the stored blocks, which round their inputs to 15 bits."""
     path = default_model()
     model = read_with_transformers(path)
     prompt = [504, 3575, 282, 4649, 314]
@@ -190,70 +188,10 @@ def test_the_default_model_has_the_logits_that_transformers_finds() -> None:
         expected = model(torch.tensor([prompt])).logits[0]
     backend = find("cpu")
     device = backend.open(0)
-    table = kernel_table(backend, device.info)
+    table = kernel_table(backend, device.info, KernelPolicy({"gemm_gguf": kernel}))
     run = DirectRun(load_model(describe(open_checkpoint(path), dtype="float32", table=table), device, table), device, 2, 64)
-    assert_close(run.logits(run.step([(0, prompt)]).hidden), expected)
+    assert_close(run.logits(run.step([(0, prompt)]).hidden), expected, tolerance)
     run.lengths[0] = 0
     ((tokens, _),) = run.generate([prompt], 8)
     assert tokens == model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0, len(prompt) :].tolist()
     assert tokens[0] == 7042  # " Paris"
-
-
-@pytest.mark.parametrize("name", ["llama tied, biases", "mixtral"])
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-def test_planned_bytes_are_used_and_new_weights_reach_every_kernel(name: str, kind: str, tmp_path: Path) -> None:
-    backend = find("cpu")
-    device = backend.open(0)
-    table = kernel_table(backend, device.info)
-    path = write_gguf(make(name), tmp_path / "model.gguf", kind)
-    model = load_model(describe(open_checkpoint(path), dtype="float32", table=table), device, table)
-    assert model.loaded.nbytes == pytest.approx(model.facts.weight_bytes, rel=0.01)
-    run = DirectRun(model, device, 1, 64)
-    run.step([(0, PROMPT)])
-    write_gguf(make(name, seed=5), path, kind)
-    model.refill()
-    run.lengths[0] = 0
-    assert torch.equal(run.logits(run.step([(0, PROMPT)]).hidden), ours(path))
-
-
-def rank(path: Path, topology: Topology) -> torch.Tensor:
-    backend = find("cpu")
-    device = backend.open(0)
-    table = kernel_table(backend, device.info)
-    shard = Shard(topology.rank, topology.world)
-    description = describe(open_checkpoint(path), dtype="float32", shard=shard, table=table)
-    communicator = device.communicator(topology)
-    try:
-        run = DirectRun(load_model(description, device, table, communicator), device, 1, 64)
-        return run.logits(run.step([(0, PROMPT)]).hidden)
-    finally:
-        communicator.close()
-
-
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
-@pytest.mark.parametrize("name", ["llama tied, biases", "mixtral", "phi3", "qwen2 moe"])
-def test_two_ranks_split_the_blocks(name: str, kind: str, tmp_path: Path) -> None:
-    # The down projection has 96 inputs: half of them is one block and a half, which cannot stay in blocks.
-    path = write_gguf(make(name), tmp_path / "model.gguf", kind)
-    whole, address = ours(path), f"127.0.0.1:{free_port()}"
-    with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda r: rank(path, Topology(r, 2, address)), range(2)))
-    for logits in both:
-        assert_close(logits, whole, INTEGER_PRODUCTS)
-
-
-@pytest.mark.parametrize("value", [0, -1, "x", [], [1, 2], None, 2**40, 1.5, True])
-@pytest.mark.parametrize("key", ["block_count", "embedding_length", "attention.head_count", "context_length", "feed_forward_length"])
-def test_sizes_that_make_no_sense_are_refused(key: str, value: object) -> None:
-    sizes = {"block_count": 2, "context_length": 128, "embedding_length": 64, "feed_forward_length": 96, "attention.head_count": 4}
-    metadata = {f"llama.{name}": size for name, size in {**sizes, key: value}.items()}
-    with pytest.raises(ModelError, match=f"llama.{key}"):
-        gguf_config({"general.architecture": "llama", "llama.attention.layer_norm_rms_epsilon": 1e-5, **metadata}, {})
-
-
-@pytest.mark.parametrize("value", ["x", None, [1.0], float("nan"), True])
-def test_numbers_that_are_none_are_refused(value: object) -> None:
-    sizes = {"block_count": 2, "context_length": 128, "embedding_length": 64, "feed_forward_length": 96, "attention.head_count": 4}
-    metadata = {"general.architecture": "llama", **{f"llama.{name}": size for name, size in sizes.items()}}
-    with pytest.raises(ModelError, match=r"llama\.rope\.freq_base"):
-        gguf_config({**metadata, "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.freq_base": value}, {})
