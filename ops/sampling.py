@@ -82,7 +82,7 @@ class TokenBitmaskReference(PlainKernel):
 
 
 class SampleReference(PlainKernel):
-    """`run(logits, rows)`: logits `[S, V]` → token ids `[S]` int64.
+    """`run(logits, rows)`: logits `[S, V]` → (token ids `[S]` int64, whether the row holds NaN `[S]` bool: its token means nothing).
 
     Temperature, min-p, top-k, top-p in this order, then one draw by inverse cumulative probability of what is left, in token
     order: a row's token depends on no other row's filters. Of equal logits the lower token id ranks first, for greedy rows too.
@@ -90,13 +90,13 @@ class SampleReference(PlainKernel):
 
     facts: SamplingFacts
 
-    def run(self, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-        greedy = logits.argmax(-1)
+    def run(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+        greedy, bad = logits.argmax(-1), logits.amax(-1).isnan()
         if rows.all_greedy:
-            return greedy
+            return greedy, bad
         scaled = logits.float() / rows.temperature.clamp(min=1e-5)[:, None]
         drawn = self._draw(logits, scaled, rows)
-        return torch.where(rows.temperature > 0, drawn, greedy)
+        return torch.where(rows.temperature > 0, drawn, greedy), bad
 
     def _draw(self, logits: torch.Tensor, scaled: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         probs = scaled.softmax(-1)

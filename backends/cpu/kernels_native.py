@@ -281,14 +281,14 @@ class NativeSample(PlainKernel):
         self._native = native or load()
         self._type = TYPES[facts.dtype]
 
-    def run(self, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-        logits = _rows(logits)
+    def run(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, bad = _rows(logits), logits.amax(-1).isnan()
         count, vocab = logits.shape
         out = torch.empty(count, dtype=torch.int64)
         common = (logits.data_ptr(), logits.stride(0), self._type, count, vocab)
         if rows.all_greedy:
             self._native.argmax(*common, out.data_ptr(), _threads())
-            return out
+            return out, bad
         columns = [c.contiguous() for c in (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.position)]
         self._native.sample(self._native.table, *common, *(c.data_ptr() for c in columns), out.data_ptr(), _threads())
-        return out
+        return out, bad

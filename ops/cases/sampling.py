@@ -126,12 +126,12 @@ def true_draw(logits: np.ndarray, knobs: RowKnobs) -> Draw:
     return Draw(int(kept[min(int((edges <= u).sum()), len(kept) - 1)]), margin)
 
 
-def _sample_oracle(case: Case) -> torch.Tensor:
+def _sample_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     logits, rows = case.args
     columns = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.position)
     knobs = [RowKnobs(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
     drawn = [true_draw(line, knob).token for line, knob in zip(logits.double().numpy(), knobs, strict=True)]
-    return torch.tensor(drawn, dtype=torch.int64)
+    return torch.tensor(drawn, dtype=torch.int64), torch.zeros(len(drawn), dtype=torch.bool)
 
 
 _KINDS = ((0, 1.0, 0.0), (1, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.9, 0.0), (0, 0.3, 0.0), (0, 1.0, 0.1), (40, 0.8, 0.02), (10**9, 1.0, 0.0))

@@ -35,5 +35,6 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel("rms_norm", "triton", f"{HERE}.pointwise:RmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("add_rms_norm", "triton", f"{HERE}.pointwise:AddRmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("rope", "triton", f"{HERE}.pointwise:Rope", NEEDS, None, 1.0, INVARIANT),
+        Kernel("sample", "triton", f"{HERE}.sampling:Sample", NEEDS, None, 1.0, INVARIANT),
         Kernel("gated_activation", "triton", f"{HERE}.pointwise:SiluAndMul", NEEDS, _plain_silu, 1.0, INVARIANT),
     )

@@ -69,9 +69,7 @@ class Sampler:
 
     def __call__(self, logits: torch.Tensor, batch: StepBatch) -> Sampled:
         """logits `[S, V]` float32 → a token a row."""
-        bad = logits.amax(-1).isnan()
-        edited = self._edited(logits, batch)
-        tokens = self.draw(edited, batch)
+        tokens, bad = self.draw(self._edited(logits, batch), batch)
         if batch.use & Use.PENALTY:
             rows = batch.views["penalty_rows"]
             self._counts.add(self._penalty_slots(batch), tokens[rows], _accepted(tokens, batch)[rows])
@@ -81,8 +79,8 @@ class Sampler:
             logprobs = self.logprobs(logits[rows], tokens[rows], batch.top_logprobs)
         return Sampled(tokens, bad, logprobs)
 
-    def draw(self, logits: torch.Tensor, batch: StepBatch) -> torch.Tensor:
-        """One token a row; nothing here depends on how many rows want what, so that it can be captured."""
+    def draw(self, logits: torch.Tensor, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """One token a row, and whether the row holds NaN; nothing here depends on how many rows want what, so that it can be captured."""
         if not batch.use & Use.RANDOM:
             return self._sample(logits, _GREEDY)
         views = batch.views

@@ -67,8 +67,8 @@ class Transposed(GemmReference):
 
 
 class IgnoresTopK(SampleReference):
-    def run(self, logits: torch.Tensor, rows: Any) -> torch.Tensor:
-        return torch.where(rows.temperature > 0, logits.argmin(-1), logits.argmax(-1))
+    def run(self, logits: torch.Tensor, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.where(rows.temperature > 0, logits.argmin(-1), logits.argmax(-1)), logits.amax(-1).isnan()
 
 
 MISTAKES = (
