@@ -1,4 +1,4 @@
-"""Sampling in Triton without a sort: one pass over the logits gives partial sums, a second kernel draws; filters look only at what can survive.
+"""Sampling in Triton without a sort: one pass over the logits gives partial sums, a second kernel draws; filters look at few logits.
 
 The draw is that of `ops.sampling`: the inverse of the cumulated probability in token order, at one uniform number a (seed, position).
 A filter is a threshold on the logits and a number of tokens that equal it. Tokens below a bound that is known beforehand (the k-th
@@ -161,7 +161,7 @@ def _by_count(values, count, wanted, low, high, heat, BLOCK: tl.constexpr):
     upper = _key(high)
     while low < upper - 1:
         bound = _middle(low, upper)
-        number, mass = _above(values, count, bound, high, heat, BLOCK)
+        number, _ = _above(values, count, bound, high, heat, BLOCK)
         low = tl.where(number >= wanted, bound, low)
         upper = tl.where(number >= wanted, upper, bound)
     return upper
@@ -173,7 +173,7 @@ def _by_mass(values, count, wanted, low, high, heat, BLOCK: tl.constexpr):
     upper = _key(high)
     while low < upper - 1:
         bound = _middle(low, upper)
-        number, mass = _above(values, count, bound, high, heat, BLOCK)
+        _, mass = _above(values, count, bound, high, heat, BLOCK)
         low = tl.where(mass >= wanted, bound, low)
         upper = tl.where(mass >= wanted, upper, bound)
     return upper
@@ -234,7 +234,7 @@ def _cut(values, count, floor, low, k, p, mass, high, heat, LIMITED: tl.constexp
         equal = tl.where(each > 0.0, tl.minimum(tl.ceil((wanted - above) / each), 2147483647.0 - over), 1.0).to(tl.int32)
         kept = tl.minimum(kept, over + tl.maximum(equal, 1))
     over, above = _above(values, count, bound, high, heat, BLOCK)
-    there, ignored = _above(values, count, bound - 1, high, heat, BLOCK)
+    there, _ = _above(values, count, bound - 1, high, heat, BLOCK)
     equal = tl.minimum(kept, there) - over
     mass = above
     if equal > 0:
