@@ -30,8 +30,8 @@ class Remote:
         with _named(self.url):
             async with self._client.stream("POST", path, json={**body, "stream": True}) as response:
                 await _check(response)
-                async for line in response.aiter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
+                async for line in _lines(response):
+                    if line.startswith(b"data: ") and line != b"data: [DONE]":
                         yield _event(line[6:])
 
 
@@ -70,7 +70,18 @@ async def _check(response: httpx.Response) -> None:
     raise PagodaError(f"the server refused with {response.status_code}: {message}")
 
 
-def _event(text: str) -> dict[str, Any]:
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Split at line feeds alone: httpx's own lines end at every separator of Unicode, and those are text of a model here."""
+    left = b""
+    async for chunk in response.aiter_bytes():
+        *lines, left = (left + chunk).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r")
+    if left:
+        yield left
+
+
+def _event(text: bytes) -> dict[str, Any]:
     event = json.loads(text)
     if "error" in event:
         raise PagodaError(f"the server failed the request: {event['error'].get('message', event['error'])}")

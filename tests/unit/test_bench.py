@@ -16,6 +16,7 @@ from pagoda.serving.cli.bench.load import LoadOptions, arrivals, asks
 from pagoda.serving.cli.bench.report import percentile, table
 from pagoda.serving.cli.bench.serve import Sample, ServeOptions, measure
 from pagoda.serving.cli.main import main
+from pagoda.serving.cli.remote import connect
 from toy_engine import ToyEngine
 from toy_server import toy_server
 
@@ -98,6 +99,13 @@ async def test_failures_are_counted_and_told() -> None:
     assert "refused with 400" in result["errors"][0] and "5000 tokens" in result["errors"][0]
     with pytest.raises(PagodaError, match="refused with 400"):
         await run_against(ToyEngine(), long)
+
+
+async def test_separators_in_a_text_do_not_cut_an_event() -> None:
+    prompt = list("a\u2028b\x85c\x1cd\u2029e".encode())  # the toy answers with the prompt, byte by byte
+    async with toy_server(ToyEngine()) as toy, connect(str(toy.http.base_url)) as remote:
+        events = [e async for e in remote.stream("/v1/completions", {"model": "toy", "prompt": prompt, "max_tokens": len(prompt)})]
+    assert "".join(e["choices"][0]["text"] for e in events if e["choices"]) == bytes(prompt).decode()
 
 
 def test_goodput_asks_for_every_limit() -> None:

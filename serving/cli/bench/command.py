@@ -13,14 +13,15 @@ KINDS = {
     "throughput": "Tokens a second with everything queued at once.",
     "serve": "A running server under load: rates, concurrency, time to first token, goodput.",
     "startup": "Time from process start to ready, and to the first token.",
+    "compare-peers": "Other engines and Pagoda on the same checkpoint, by turns.",
 }
 
 
 def run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print("\n".join([help_text.bold("pagoda bench KIND [options]"), "", *help_text.rows(list(KINDS.items()), 14)]))
+        print("\n".join([help_text.bold("pagoda bench KIND [options]"), "", *help_text.rows(list(KINDS.items()), 16)]))
         return 0
     kind, *rest = argv
     if kind not in KINDS:
         raise ConfigError(f"no benchmark {kind!r}; there are {', '.join(KINDS)}")
-    return int(import_module(f"pagoda.serving.cli.bench.{kind}").run(rest) or 0)
+    return int(import_module(f"pagoda.serving.cli.bench.{kind.replace('-', '_')}").run(rest) or 0)
