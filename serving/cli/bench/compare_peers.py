@@ -115,6 +115,6 @@ def _left(
     """Each round in the other direction, so that no engine is always first after a pause."""
     for number in range(rounds):
         for engine in contestants if number % 2 == 0 else reversed(contestants):
-            lacking = comparison.missing(engine.name, number, rows)
+            lacking = comparison.missing(engine.name, number, tuple(row for row in rows if row.name not in engine.lacks))
             if lacking:
                 yield number, engine, lacking

@@ -24,12 +24,16 @@ PORT = "{port}"
 
 @dataclass(frozen=True)
 class Engine:
-    """`command` holds PORT where a server's port goes; without it, the command measures itself and prints its rows."""
+    """`command` holds PORT where a server's port goes; without it, the command measures itself and prints its rows.
+
+    `lacks` names rows that it cannot measure.
+    """
 
     name: str
     version: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
 
     @property
     def serves(self) -> bool:
@@ -77,7 +81,7 @@ def transformers(model: Path, rows: Sequence[str]) -> Engine:
     """`generate` in a process of its own; batches are static."""
     _folder(model, "transformers")
     command = (sys.executable, "-m", "pagoda.serving.cli.bench.peers.transformers_rows", str(model), *rows)
-    return Engine("transformers", version("transformers"), command)
+    return Engine("transformers", version("transformers"), command, lacks=("prefix",))
 
 
 _PRELOADS = """
