@@ -15,12 +15,14 @@ from pagoda.hal.kernel import Facts, KernelRun
 from pagoda.hal.kv import DTYPE_BYTES
 from pagoda.hal.memory import MemoryKind
 from pagoda.hal.table import KernelTable
+from pagoda.models.adapters.slots import AdaptedLinear, AdapterSlots, LoraLimits
 from pagoda.models.blocks.linear import Embedding, Linear
 from pagoda.models.blocks.norm import NormBlock
 from pagoda.models.loaded import Loaded
 from pagoda.models.parallel.shard import Role, Shard, Span
 from pagoda.models.spec import Norm
 from pagoda.ops.linear import EmbeddingFacts
+from pagoda.ops.lora import LoraFacts
 from pagoda.ops.moe import MoeMlpFacts
 from pagoda.ops.norm import NormFacts
 from pagoda.quant.format import EmbeddingUse, ExpertsUse, Format, FormatUse, LinearPart, LinearUse, StoredTensor
@@ -38,6 +40,14 @@ class Parameter:
     shape: tuple[int, ...]
     role: Role
     formatted: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """A slice of a linear layer that adapters may change: which outputs and inputs this rank holds."""
+
+    rows: Span
+    columns: Span
 
 
 @dataclass(frozen=True)
@@ -59,10 +69,12 @@ class Builder:
         table: where kernels come from; None lists uses without resolving them.
         device: where weights go; None loads nothing (blocks are hollow).
         communicator: of the shard's group; None for one rank.
+        lora: room for adapters beside the linear layers; None makes none.
 
     Attributes:
         parameters, uses, nbytes: what the blocks made so far want: tensors, primitives with their facts, bytes of weights on this rank.
         loaded: what the weights loaded so far do take.
+        adaptable: slices of linear layers that adapters may change, by path; `adapters`: the room for them, filled while loading.
     """
 
     def __init__(
@@ -74,6 +86,7 @@ class Builder:
         table: KernelTable | None = None,
         device: Device | None = None,
         communicator: Communicator | None = None,
+        lora: LoraLimits | None = None,
     ) -> None:
         self.numerics = numerics
         self.shard = shard
@@ -82,6 +95,9 @@ class Builder:
         self.table = table
         self.device = device
         self.communicator = communicator
+        self.lora = lora
+        self.adaptable: dict[str, Part] = {}
+        self.adapters = AdapterSlots()
         self.parameters: dict[str, Parameter] = {}
         self.uses: list[tuple[str, Facts]] = []
         self.nbytes = 0
@@ -117,7 +133,7 @@ class Builder:
         for fill in self._refill:
             fill()
 
-    def linear(self, path: str, parts: Mapping[str, Span], columns: Span, role: Role, bias: bool = False) -> Linear:
+    def linear(self, path: str, parts: Mapping[str, Span], columns: Span, role: Role, bias: bool = False) -> Linear | AdaptedLinear:
         """`path.q`, `path.k`, … stacked along their outputs, in order; an empty `path` means the root."""
         prefix = f"{path}." if path else ""
         for name, rows in parts.items():
@@ -127,7 +143,28 @@ class Builder:
         adds = bias and (role != "row" or self.shard.rank == 0)
         made = tuple(LinearPart(name, rows.part, self._tensors_of(f"{prefix}{name}", adds)) for name, rows in parts.items())
         use = LinearUse(f"{prefix}{'_'.join(parts)}", self.numerics.dtype, columns.part, made, adds)
-        return Linear([self._piece(piece) for piece in self.format.linear(use)])
+        linear = Linear([self._piece(piece) for piece in self.format.linear(use)])
+        if role == "vocab":
+            return linear
+        self.adaptable.update({f"{prefix}{name}": Part(rows, columns) for name, rows in parts.items()})
+        return linear if self.lora is None else self._with_adapters(self.lora, linear, path, parts, columns)
+
+    def _with_adapters(
+        self, lora: LoraLimits, linear: Linear, path: str, parts: Mapping[str, Span], columns: Span
+    ) -> Linear | AdaptedLinear:
+        """Room beside the layer; a row-parallel one adds its share before the ranks sum theirs."""
+        facts = LoraFacts(self.numerics.dtype, len(columns), tuple(map(len, parts.values())), lora.slots, lora.rank)
+        kernel = self.kernel("lora_delta", facts)
+        self.nbytes += DTYPE_BYTES[facts.dtype] * (prod(facts.down_shape) + prod(facts.up_shape))
+        if not self.loading:
+            return linear
+        assert self.device is not None
+        dtype, alloc = getattr(torch, facts.dtype), self.device.memory.alloc
+        down, up = (alloc(MemoryKind.WEIGHTS, shape, dtype) for shape in (facts.down_shape, facts.up_shape))
+        self.loaded.add([down, up])
+        adapted = AdaptedLinear(linear, kernel.run, facts, tuple(parts), down, up)
+        self.adapters.add(path, tuple(parts), adapted)
+        return adapted
 
     def experts(self, path: str, facts: MoeMlpFacts, experts: Span, hidden: Span) -> tuple[KernelRun, Any]:
         sizes = {"gate": (hidden.total, facts.width), "up": (hidden.total, facts.width), "down": (facts.width, hidden.total)}

@@ -72,13 +72,13 @@ class LayerBlock:
         if self.mixer is not None:
             stream.add(self._finish(self.mixer(stream.read(self._mixer_in), step), self._mixer_out))
         if self.feed_forward is not None:
-            stream.add(self._finish(self.feed_forward(stream.read(self._ff_in)), self._ff_out))
+            stream.add(self._finish(self.feed_forward(stream.read(self._ff_in), step), self._ff_out))
 
     def _side_by_side(self, stream: Stream, step: Step) -> None:
         x = stream.read(self._mixer_in)
         y = x if self._ff_in is None else stream.read(self._ff_in)
         assert self.mixer is not None and self.feed_forward is not None
-        stream.add(self._finish(self.mixer(x, step) + self.feed_forward(y), self._mixer_out))
+        stream.add(self._finish(self.mixer(x, step) + self.feed_forward(y, step), self._mixer_out))
 
     def _finish(self, x: torch.Tensor, norm: NormBlock | None) -> torch.Tensor:
         if self._communicator is not None:
@@ -152,6 +152,7 @@ class Decoder:
             self.facts = facts
         self.refill = build.refill
         self.loaded = build.loaded
+        self.adapters = build.adapters
         self._table = build.table
         vocab = build.shard.vocab(spec.vocab)
         self._embed = EmbedBlock(build, spec.embed, vocab, spec.width)
@@ -195,7 +196,7 @@ class Decoder:
         )
 
     def forward(self, inputs: ModelInputs) -> ModelOutput:
-        step = Step(inputs.groups, inputs.plans, self._rotations(inputs), inputs.positions)
+        step = Step(inputs.groups, inputs.plans, self._rotations(inputs), inputs.positions, inputs.adapters)
         stream = Stream(self._embed(inputs))
         taps: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self._layers):

@@ -12,7 +12,8 @@ from pagoda.hal.errors import KernelError, ModelError
 from pagoda.hal.kernel import Facts
 from pagoda.hal.kv import DTYPE_BYTES
 from pagoda.hal.table import KernelTable
-from pagoda.models.builder import Builder, Numerics, Parameter
+from pagoda.models.adapters.slots import LoraLimits
+from pagoda.models.builder import Builder, Numerics, Parameter, Part
 from pagoda.models.checkpoint import apply, check
 from pagoda.models.config import Config
 from pagoda.models.decoder import Decoder, ropes_of
@@ -42,6 +43,7 @@ class Description:
     Attributes:
         facts: what the engine asks. spec: the model as data. parameters: our tensor names. uses: primitives with their facts.
         stored: the checkpoint's tensors under our names; empty when only the configuration is known.
+        lora: room for adapters. adaptable: what they may change, by path.
     """
 
     facts: ModelFacts
@@ -53,6 +55,8 @@ class Description:
     parameters: Mapping[str, Parameter]
     uses: tuple[tuple[str, Facts], ...]
     stored: Mapping[str, StoredTensor]
+    adaptable: Mapping[str, Part]
+    lora: LoraLimits | None = None
 
 
 def describe(
@@ -65,6 +69,7 @@ def describe(
     shard: Shard | None = None,
     quantization: str | None = None,
     table: KernelTable | None = None,
+    lora: LoraLimits | None = None,
 ) -> Description:
     """Spec, facts and needs of a model on one rank. Reads names and shapes of the checkpoint's tensors, no weight.
 
@@ -73,6 +78,7 @@ def describe(
         dtype: a dtype name, or "auto": the checkpoint's if the device has it (`dtypes`), `default` where it does not say.
         kv_dtype: a dtype name, or "auto": the model's.
         quantization: name of a number format; found from the checkpoint when None.
+        lora: room for adapters beside the linear layers.
         table: kernels of the device; given, every primitive is checked and `ModelError` names all that have no kernel.
 
     Raises `ModelError` for an unknown architecture or unread keys, `ConfigError` for a split that does not divide,
@@ -90,12 +96,13 @@ def describe(
     listed = Builder(numerics, Shard(), format_for({}, {}, "none"))
     Decoder(spec, listed)
     stored = _stored(source, family, spec, listed.parameters, format)
-    build = Builder(numerics, shard, format, stored, table)
+    build = Builder(numerics, shard, format, stored, table, lora=lora)
     hollow = Decoder(spec, build)
     if table is not None:
         _check_kernels(build.uses, table)
     facts = _facts(checkpoint, spec, numerics, listed, build, hollow)
-    return Description(facts, spec, family, numerics, shard, format, build.parameters, tuple(build.uses), stored)
+    uses = tuple(build.uses)
+    return Description(facts, spec, family, numerics, shard, format, build.parameters, uses, stored, build.adaptable, lora)
 
 
 def read_spec(family: Family, config: Mapping[str, Any]) -> DecoderSpec:
@@ -130,7 +137,7 @@ def load_model(
         stored = watched(stored, progress)
     if description.shard.world == 1:
         communicator = None
-    build = Builder(description.numerics, description.shard, description.format, stored, table, device, communicator)
+    build = Builder(description.numerics, description.shard, description.format, stored, table, device, communicator, description.lora)
     return Decoder(description.spec, build, description.facts)
 
 

@@ -10,6 +10,7 @@ from pagoda.hal.kv import LayerCache, LayerPages
 
 if TYPE_CHECKING:
     import torch
+    from pagoda.models.adapters.slots import AdapterSlots
     from pagoda.ops.attention import PagedBatch
 
 
@@ -43,6 +44,7 @@ class ModelInputs:
         plans: what `Model.plan` returned for these groups.
         embeddings: (rows `[E]` int64, values `[E, width]`) that replace looked-up embeddings (media), or None.
         taps: layers whose hidden states are wanted.
+        adapters: `[T]` int32, adapter slot of each token or −1; None: no token has one.
         lengths: `[T]` int64, any length within the epoch (`LengthEpochs`) of each token's request; None: the lengths in `groups` are.
     """
 
@@ -52,6 +54,7 @@ class ModelInputs:
     plans: tuple[Any, ...] = ()
     embeddings: tuple[torch.Tensor, torch.Tensor] | None = None
     taps: tuple[int, ...] = ()
+    adapters: torch.Tensor | None = None
     lengths: torch.Tensor | None = None
 
 
@@ -96,6 +99,7 @@ class Model(Protocol):
     """A loaded model on one rank."""
 
     facts: ModelFacts
+    adapters: AdapterSlots
 
     def page_sizes(self) -> tuple[int, ...]:
         """Tokens per page that the resolved attention kernels allow, preferred first."""

@@ -11,6 +11,7 @@ from pagoda.ops.cases.activation import ACTIVATION, GATED_ACTIVATION
 from pagoda.ops.cases.attention import PAGED_ATTENTION, WRITE_KV
 from pagoda.ops.cases.linear import EMBEDDING, GEMM
 from pagoda.ops.cases.linear_gguf import EMBEDDING_GGUF, GEMM_GGUF
+from pagoda.ops.cases.lora import LORA_DELTA
 from pagoda.ops.cases.moe import MOE_MLP, ROUTE
 from pagoda.ops.cases.moe_gguf import MOE_MLP_GGUF
 from pagoda.ops.cases.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
@@ -21,7 +22,7 @@ from pagoda.ops.moe_gguf import decoded_experts_bytes
 from pagoda.ops.op import Op
 
 _OPS = (
-    GEMM, EMBEDDING, GEMM_GGUF, EMBEDDING_GGUF,
+    GEMM, EMBEDDING, GEMM_GGUF, EMBEDDING_GGUF, LORA_DELTA,
     RMS_NORM, ADD_RMS_NORM, LAYER_NORM,
     GATED_ACTIVATION, ACTIVATION,
     ROPE, WRITE_KV, PAGED_ATTENTION,

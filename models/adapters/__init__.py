@@ -1,1 +1,1 @@
-"""LoRA and its kin as passes over the spec tree."""
+"""Low-rank adapters: reading a PEFT folder for one rank, and the device slots beside the linear layers that they change."""

@@ -42,11 +42,12 @@ class AttentionBlock(PagedMixer):
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
-        q, k, v = self._qkv(x).split(self._sizes, dim=-1)
+        q, k, v = self._qkv(x, step.adapters).split(self._sizes, dim=-1)
         if self.spec.clip is not None:
             q, k, v = (t.clamp(-self.spec.clip, self.spec.clip) for t in (q, k, v))
         q, k = self._position(q, k, step)
-        return self._out(self.attend(q, k, v.unflatten(-1, (self._kv_heads, -1)), step, self._sinks, self._slopes).flatten(1))
+        mixed = self.attend(q, k, v.unflatten(-1, (self._kv_heads, -1)), step, self._sinks, self._slopes)
+        return self._out(mixed.flatten(1), step.adapters)
 
     def _position(self, q: torch.Tensor, k: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         if self._q_norm is not None and not self._norm_last:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pagoda.models.blocks.linear import Linear
+from pagoda.models.blocks.paged import Step
 from pagoda.models.blocks.xielu import XieluBlock
 from pagoda.models.builder import Builder
 from pagoda.models.parallel.shard import Shard, Span
@@ -31,9 +31,9 @@ class MlpBlock:
         kernel = build.kernel(op, ActivationFacts(build.numerics.dtype, spec.activation, spec.limit))
         return kernel.run if build.loading else None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of `[T, width]`, to be summed over ranks."""
-        return self._down(self._act(self._up(x)))
+        return self._down(self._act(self._up(x, step.adapters)), step.adapters)
 
 
 class MoeBlock:
@@ -72,16 +72,15 @@ class MoeBlock:
         self._route: Any = route.run if build.loading else None
         self._run: Any = run.run if build.loading else None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of `[T, width]`, to be summed over ranks."""
-        weights, ids = self._route(self._router(x), self._correction)
+        weights, ids = self._route(self._router(x, step.adapters), self._correction)
         out = self._run(self._packed, x, weights, ids)
-        return out if self._shared is None else out + self._gated(self._shared, x)
+        return out if self._shared is None else out + self._gated(self._shared, x, step)
 
-    def _gated(self, shared: MlpBlock, x: torch.Tensor) -> torch.Tensor:
-        out = shared(x)
-        gate: Linear | None = self._gate
-        return out if gate is None else out * torch.sigmoid(gate(x))
+    def _gated(self, shared: MlpBlock, x: torch.Tensor, step: Step) -> torch.Tensor:
+        out = shared(x, step)
+        return out if self._gate is None else out * torch.sigmoid(self._gate(x, step.adapters))
 
 
 def _placement(shard: Shard, spec: Moe) -> tuple[Span, Span]:

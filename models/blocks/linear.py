@@ -18,8 +18,8 @@ class Linear:
         self._run = kernel.run if kernel is not None else None
         self._more = pieces[1:]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x `[T, in]` → `[T, out]`."""
+    def __call__(self, x: torch.Tensor, adapters: torch.Tensor | None = None) -> torch.Tensor:
+        """x `[T, in]` → `[T, out]`. Knows no adapters: where there may be some, an `AdaptedLinear` stands around it."""
         first = self._run(self._packed, x)
         if not self._more:
             return first

@@ -37,22 +37,22 @@ class MlaBlock(PagedMixer):
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
         spec = self.spec
-        q, latent, k_rope = self._down(x)
+        q, latent, k_rope = self._down(x, step.adapters)
         q_nope, q_rope = q.unflatten(-1, (self._heads, -1)).split([spec.nope_dim, spec.rope_dim], dim=-1)
         k_rope = k_rope.unsqueeze(1)
         if self._rope is not None:
             q_rope, k_rope = self._rope(q_rope.contiguous(), k_rope.contiguous(), *step.ropes[self.rope_index])
-        kv = self._kv(self._kv_norm(latent.contiguous())).unflatten(-1, (self._heads, -1))
+        kv = self._kv(self._kv_norm(latent.contiguous()), step.adapters).unflatten(-1, (self._heads, -1))
         k_nope, v = kv.split([spec.nope_dim, spec.v_dim], dim=-1)
         k = torch.cat([k_nope, k_rope.expand(-1, self._heads, -1)], dim=-1)
-        return self._out(self.attend(torch.cat([q_nope, q_rope], dim=-1), k, v.contiguous(), step).flatten(1))
+        return self._out(self.attend(torch.cat([q_nope, q_rope], dim=-1), k, v.contiguous(), step).flatten(1), step.adapters)
 
-    def _down(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _down(self, x: torch.Tensor, adapters: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         sizes = [self.spec.kv_rank, self.spec.rope_dim]
         if self.spec.q_rank is None:
-            return self._q(x), *self._latents(x).split(sizes, dim=-1)
-        q, latent, k_rope = self._latents(x).split([self.spec.q_rank, *sizes], dim=-1)
-        return self._q(self._q_norm(q.contiguous())), latent, k_rope
+            return self._q(x, adapters), *self._latents(x, adapters).split(sizes, dim=-1)
+        q, latent, k_rope = self._latents(x, adapters).split([self.spec.q_rank, *sizes], dim=-1)
+        return self._q(self._q_norm(q.contiguous()), adapters), latent, k_rope
 
     def _make_query(self, build: Builder, path: str, heads: Span, whole: Span) -> None:
         spec = self.spec

@@ -14,12 +14,13 @@ from pagoda.ops.attention import AttentionFacts, PagedBatch
 
 
 class Step(NamedTuple):
-    """What the layers of one forward share: a batch and plans per cache group, cos and sin per rope, positions `[T]`."""
+    """What the layers of one forward share: batches and plans per cache group, cos and sin per rope, positions and adapter slots `[T]`."""
 
     groups: tuple[PagedBatch, ...]
     plans: tuple[Any, ...]
     ropes: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     positions: torch.Tensor
+    adapters: torch.Tensor | None = None
 
 
 class PagedMixer:

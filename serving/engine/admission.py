@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from pagoda.serving.engine.adapters import NO_ADAPTER
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.plan import Admission, PageCopies
 from pagoda.serving.engine.sequence import NO_SLOT, Sequence, State
@@ -71,8 +72,11 @@ class Admitter:
             self._blocked = (sequence, ledger.pool.available)
             return None
         self._blocked = None
+        adapter = self._place(sequence)
+        if adapter is None:
+            return None
         ledger.waiting.pop()
-        slot = self._enter(sequence, start)
+        slot = self._enter(sequence, start, adapter)
         self._count_hit(sequence, start)
         if remote:
             self._load(sequence, start, remote)
@@ -111,9 +115,14 @@ class Admitter:
         slots, tables = np.array([slot], np.int32), self._ledger.tables
         tables.extend(slots, tables.need(slots, np.array([tokens], np.int32)))
 
-    def _enter(self, sequence: Sequence, start: Start) -> int:
+    def _place(self, sequence: Sequence) -> int | None:
+        """Device slot of its adapter; None when it has to wait for one."""
+        adapter = sequence.request.adapter
+        return NO_ADAPTER if adapter is None else self._ledger.adapters.place(adapter)
+
+    def _enter(self, sequence: Sequence, start: Start, adapter: int) -> int:
         ledger = self._ledger
-        slot = ledger.slots.take(sequence, start.length)
+        slot = ledger.slots.take(sequence, start.length, adapter)
         ledger.slots.indexed[slot] = start.length // ledger.index.unit
         for group, pages in enumerate(start.pages):
             ledger.pool.share(pages[pages > 0])

@@ -27,12 +27,10 @@ class Extras:
     """Columns of a step that only some models or features bring; all optional.
 
     Attributes:
-        adapters: `[R]` int32, adapter slot of each row, −1 for none.
         positions: `[axes, T]` int64, in place of the plan's own positions (multimodal sections).
         span_rows, span_sources: `[E]` int64, token of the step and row of the embedding store that replaces it (media).
     """
 
-    adapters: IntArray | None = None
     positions: LongArray | None = None
     span_rows: LongArray | None = None
     span_sources: LongArray | None = None
@@ -205,6 +203,8 @@ class _Columns:
             _put(out["positions"], self.extras.positions)
         else:
             _put(out["positions"], positions[None])
+        if plan.adapters is not None:
+            _put(out["adapters"], plan.adapters[owner], pad=-1)
         for group, size in enumerate(page_sizes):
             self._fill_group(out, group, size, owner, places)
         if self._pads_rows:
@@ -212,7 +212,7 @@ class _Columns:
         self._fill_samples(out)
         for name, array in self.rare.items():
             if name in out:
-                _put(out[name], array, pad=-1 if name == "adapters" else 0)
+                _put(out[name], array)
 
     def batch(self, layout: Layout, views: Tensors) -> StepBatch:
         plan, asked = self.plan, self.slots.top_logprobs[self.sample_slots]
@@ -296,7 +296,7 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
         "sampling": int(bool(use & Use.RANDOM)),
         "axes": 1 if extras.positions is None else len(extras.positions),
         "groups": groups,
-        "adapters": int(extras.adapters is not None),
+        "adapters": int(plan.adapters is not None),
         "drafts": plan.drafts.shape[1] if plan.drafts is not None else 0,
         "parents": plan.parents.shape[1] if plan.parents is not None else 0,
         "trees": int(tree is not None),

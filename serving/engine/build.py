@@ -5,15 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from pagoda.hal.comm import Communicator, Topology
 from pagoda.hal.device import Device
+from pagoda.hal.errors import PagodaError
 from pagoda.hal.kv import CacheGroup
 from pagoda.hal.table import KernelTable
+from pagoda.models.adapters.peft import read_adapter
 from pagoda.models.decoder import Decoder
-from pagoda.models.load import load_model
+from pagoda.models.load import Description, load_model
+from pagoda.serving.engine.adapter_store import AdapterStore
+from pagoda.serving.engine.adapters import LoadedAdapter, modules_of
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.core import EngineCore, Sink
 from pagoda.serving.engine.executors.inprocess import InProcessExecutor
@@ -43,7 +48,7 @@ def start_engine(config: EngineConfig, sink: Sink) -> Engine:
     facts = executor.start()
     try:
         scheduler = Scheduler(SchedulerConfig.of(config), facts, drafter=make_drafter(config.speculation))
-        core = EngineCore(scheduler, executor, facts, sink)
+        core = EngineCore(scheduler, executor, facts, sink, config.max_cpu_loras)
     except BaseException:
         executor.stop()
         raise
@@ -61,6 +66,7 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     device, description = target.device, describe_model(config, target, topology.rank)
     communicator = device.communicator(topology) if topology.world > 1 else None  # first, since it takes memory
     sizes, facts = size(config, target, description), description.facts
+    store, adapters = _adapters(config, description)
     num_pages = _smallest(communicator, device, sizes.num_pages)
     max_model_len = _smallest(communicator, device, sizes.max_model_len)
     load = partial(load_model, sizes.description, device, target.table, communicator, config.seed)
@@ -68,12 +74,25 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     pages = Pages(device, sizes.groups, num_pages, len(facts.caches))
     pages.bind(model)
     _check_weights(model.loaded.nbytes, facts.weight_bytes)
-    runner_facts = _facts(config, target, sizes.groups, pages, model, max_model_len)
+    runner_facts = replace(_facts(config, target, sizes.groups, pages, model, max_model_len), adapters=adapters)
     limits = RunnerLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len, runner_facts.overlap)
-    runner = Runner(device, target.table, model, pages, runner_facts, limits, load, communicator)
+    runner = Runner(device, target.table, model, pages, runner_facts, limits, load, communicator, store)
     runner.warm_up()
     log.info("rank %d loaded %s on %s in %.1f s", topology.rank, facts.architecture, device.info.model, time.perf_counter() - began)
     return runner
+
+
+def _adapters(config: EngineConfig, description: Description) -> tuple[AdapterStore | None, tuple[LoadedAdapter, ...]]:
+    """The rank's store, with the adapters of the configuration read and checked: before the weights, which take longer."""
+    if description.lora is None:
+        return None, ()
+    store, loaded = AdapterStore(partial(read_adapter, description=description)), []
+    for number, module in enumerate(modules_of(config.lora_modules)):
+        read = store.load(number, module.path)
+        if isinstance(read, PagodaError):
+            raise read
+        loaded.append(LoadedAdapter(module, number, *read))
+    return store, tuple(loaded)
 
 
 def _told(load: Callable[..., Decoder]) -> Decoder:
@@ -108,6 +127,7 @@ def _facts(
         weight_bytes=model.loaded.nbytes,
         kv_bytes=pages.nbytes,
         kernels=kernel_names(target.table),
+        adapter_slots=config.max_loras if config.enable_lora else 0,
         length_epochs=model.facts.length_epochs,
     )
 

@@ -96,7 +96,14 @@ class CapturedSteps:
         return self._forward.sample(self._logits[:rows], batch)
 
     def _key(self, batch: StepBatch, fused: bool) -> tuple[object, ...]:
-        shape = (len(batch.views["token_ids"]), len(batch.views["seq_lens"]), batch.uniform, batch.every_row_sampled, fused)
+        shape = (
+            len(batch.views["token_ids"]),
+            len(batch.views["seq_lens"]),
+            batch.uniform,
+            batch.every_row_sampled,
+            "adapters" in batch.views,
+            fused,
+        )
         if not fused:
             return (*shape, int(batch.use & Use.RANDOM))  # which decides where the step's arrays lie
         if batch.use & SPLIT:

@@ -80,6 +80,15 @@ class EngineConfig:
     trust_remote_code: Annotated[bool, Flag("Let the checkpoint's own Python code run.")] = False
     hf_overrides: Annotated[dict[str, Any], Flag("JSON of config.json keys to replace.", metavar="JSON")] = field(default_factory=dict)
     disable_log_stats: Annotated[bool, Flag("Do not log throughput every ten seconds.")] = False
+    enable_lora: Annotated[bool, Flag("Make room for LoRA adapters; requests name one as their model.", section="Adapters")] = False
+    lora_modules: Annotated[
+        tuple[str, ...], Flag("Adapters to load at start: name=FOLDER, or JSON with name, path, base_model_name.", metavar="NAME=PATH")
+    ] = ()
+    max_loras: Annotated[int, Flag("Most adapters on the device at a time, so in one step.")] = 1
+    max_lora_rank: Annotated[int, Flag("Largest rank of an adapter.")] = 16
+    max_cpu_loras: Annotated[
+        int | None, Flag("Most adapters kept in host memory; others are read again when needed. No limit by default.")
+    ] = None
 
     @property
     def speculation(self) -> Speculation | None:
@@ -91,15 +100,23 @@ class EngineConfig:
         speculation_of(self.speculative_config)
         if not 0 < self.device_memory_utilization <= 1:
             raise ConfigError(f"device_memory_utilization={self.device_memory_utilization} must be above 0 and at most 1")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "max_loras", "max_lora_rank"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("max_model_len", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
+        self._check_adapters()
         if not self.enable_chunked_prefill and self.max_model_len and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
                 f"without chunked prefill, max_num_batched_tokens={self.max_num_batched_tokens} must reach"
                 f" max_model_len={self.max_model_len}"
             )
+
+    def _check_adapters(self) -> None:
+        object.__setattr__(self, "lora_modules", tuple(self.lora_modules))
+        if self.lora_modules and not self.enable_lora:
+            raise ConfigError("lora_modules needs enable_lora, which makes room for adapters")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ConfigError(f"max_cpu_loras={self.max_cpu_loras} must be at least max_loras={self.max_loras}")

@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 from pagoda.hal.errors import EngineDeadError, PagodaError, RequestError
+from pagoda.serving.engine.adapter_desk import AdapterDesk
 from pagoda.serving.engine.executor import Executor
 from pagoda.serving.engine.grammar import Compiler, Grammar
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats, StepDeltas
@@ -51,10 +52,14 @@ class EngineCore:
         executor: started.
         facts: what its ranks said.
         sink: where answers go.
+        max_cpu_adapters: see `AdapterDesk`.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, facts: RunnerFacts, sink: Sink) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, facts: RunnerFacts, sink: Sink, max_cpu_adapters: int | None = None
+    ) -> None:
         self._scheduler, self._executor, self._runner_facts, self._sink = scheduler, executor, facts, sink
+        self._adapters = AdapterDesk(scheduler, executor, max_cpu_adapters)
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._in_flight: deque[tuple[StepPlan, Future[StepResult]]] = deque()
         self._asleep: list[str] = []
@@ -70,6 +75,8 @@ class EngineCore:
             "is_sleeping": lambda: bool(self._asleep),
             "reset_prefix_cache": scheduler.reset_prefix_cache,
             "fork": scheduler.fork,
+            "load_adapter": self._adapters.load,
+            "unload_adapter": self._adapters.unload,
             "stats": self._stats,
             "memory": lambda: executor.collective("memory"),
         }
@@ -85,6 +92,8 @@ class EngineCore:
             vocab_size=facts.vocab_size,
             device=facts.device,
             kernels=facts.kernels,
+            adapters=tuple(tuple(adapter.module) for adapter in facts.adapters),
+            adapter_slots=facts.adapter_slots,
         )
 
     def follow_grammars(self, compiler: Compiler) -> None:
@@ -198,6 +207,8 @@ class EngineCore:
         try:
             if self._asleep:
                 raise RequestError("the engine sleeps; wake it before sending requests", code="asleep")
+            if request.adapter is not None:
+                self._adapters.ensure(request.adapter)
             if request.params.structured is not None:
                 self._submit_structured(request, request.params.structured)
             else:
@@ -253,6 +264,8 @@ class EngineCore:
     def _wake(self) -> None:
         for kind in reversed(self._asleep):  # weights before the pages that are bound to them
             self._executor.collective("restore", kind=kind)
+        if "weights" in self._asleep:
+            self._scheduler.adapters.forget()
         self._asleep = []
 
 

@@ -54,7 +54,8 @@ class Forward:
         token_ids = torch.where(ids < 0, self.last_tokens[views["token_slots"]], ids)
         positions = views["positions"]
         lengths = self._lengths[views["token_slots"]] if self._lengths is not None else None
-        inputs = ModelInputs(token_ids, positions[0] if len(positions) == 1 else positions, groups, plans, lengths=lengths)
+        positions = positions[0] if len(positions) == 1 else positions
+        inputs = ModelInputs(token_ids, positions, groups, plans, adapters=views.get("adapters"), lengths=lengths)
         return self.model.forward(inputs).hidden
 
     def logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 from pagoda.models.model import LengthEpochs
+from pagoda.serving.engine.adapters import AdapterBook
 from pagoda.serving.engine.blocks import BlockPool
 from pagoda.serving.engine.groups import GroupRule
 from pagoda.serving.engine.plan import IntArray, RunnerFacts, StepPlan
@@ -27,7 +28,8 @@ class Ledger:
     requests: live ones by id. running: sequences in policy order. draining: sequences that left but that a step in flight
     still holds, so that their slots and pages are not free yet. loading: sequences whose KV comes from elsewhere, by job.
     spawning: sequences whose siblings wait for the prompt's pages. arrived: sequences whose load ended and of which the ranks
-    were not told yet. counters: totals for `EngineStats`; accepted_at: accepted drafts by how deep they were.
+    were not told yet. adapters: those that requests may use. counters: totals for `EngineStats`; accepted_at: accepted drafts by how deep
+    they were.
     """
 
     def __init__(self, facts: RunnerFacts, max_num_seqs: int, policy: str, connector: CacheConnector | None = None) -> None:
@@ -36,6 +38,7 @@ class Ledger:
         self.rules = tuple(GroupRule.of(group) for group in facts.groups)
         self.pool = BlockPool(facts.num_pages)
         self.slots = Slots(max_num_seqs, facts.max_model_len)
+        self.adapters = AdapterBook(self.slots, facts.adapter_slots, facts.adapters)
         self.tables = BlockTables(self.pool, self.rules, max_num_seqs, facts.max_model_len)
         self.index = PrefixIndex(self.pool, self.rules)
         self.policy = make_policy(policy)

@@ -165,6 +165,7 @@ class EngineFacts:
         vocab_size: ids at or above are refused.
         kernels: op → chosen kernel names, for `/server_info` and the log.
         device: `DeviceInfo.model` of rank 0.
+        adapters: (name, folder, parent) of those loaded at start. adapter_slots: 0 where none may be loaded.
     """
 
     max_model_len: int
@@ -173,3 +174,5 @@ class EngineFacts:
     vocab_size: int
     device: str
     kernels: dict[str, str] = field(default_factory=dict)
+    adapters: tuple[tuple[str, str, str | None], ...] = ()
+    adapter_slots: int = 0

@@ -49,6 +49,13 @@ class PageCopies(NamedTuple):
     target: LongArray
 
 
+class Placement(NamedTuple):
+    """Before the step, adapter number `adapter` goes into device slot `slot`, in place of what is there."""
+
+    slot: int
+    adapter: int
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """One step, the same for all ranks of a replica. R rows, T tokens, G cache groups; rows with one query token come last.
@@ -70,6 +77,8 @@ class StepPlan:
             differ. A chain is −1, 0, 1, …
         draws: `[R]` int32, index of the token to be sampled within the sequence's output (counter of its random stream); with drafts,
             that of the one after the known tokens.
+        adapters: optional `[R]` int32 device slot of each row's adapter, −1 for none; None where no row has one.
+        placements: adapters to put into device slots before the step.
         stop_after: no row outlives this step count (multi-step replays); 1 means a single step.
     """
 
@@ -89,6 +98,8 @@ class StepPlan:
     mask_nodes: IntArray | None = None
     drafts: IntArray | None = None
     parents: IntArray | None = None
+    adapters: IntArray | None = None
+    placements: tuple[Placement, ...] = ()
     stop_after: int = 1
 
     @property
@@ -146,6 +157,8 @@ class RunnerFacts:
         max_model_len, vocab_size, device: see `EngineFacts`.
         overlap: how many steps may be in flight (≥ 1).
         weight_bytes, kv_bytes: in use on rank 0. kernels: op → kernel names.
+        adapters: `adapters.LoadedAdapter`s that the ranks have read.
+        adapter_slots: adapters that the device holds at a time; 0 where they are not enabled.
         length_epochs: a `models.model.LengthEpochs` where a sequence that grows must be computed anew, or None.
     """
 
@@ -158,4 +171,6 @@ class RunnerFacts:
     weight_bytes: int = 0
     kv_bytes: int = 0
     kernels: dict[str, str] = field(default_factory=dict)
+    adapters: tuple[Any, ...] = ()
+    adapter_slots: int = 0
     length_epochs: Any = None

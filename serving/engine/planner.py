@@ -154,6 +154,8 @@ class Planner:
             mask_nodes=grammars.nodes if grammars is not None and drafts is not None else None,
             drafts=drafts[0] if drafts is not None else None,
             parents=drafts[1] if drafts is not None else None,
+            adapters=self._adapters(slots),
+            placements=self._ledger.adapters.take_placements(),
         )
         self._ledger.hold_copied(plan)
         state.computed[slots] = ends
@@ -161,6 +163,12 @@ class Planner:
         state.in_flight[slots] += 1
         self._step += 1
         return plan
+
+    def _adapters(self, slots: IntArray) -> IntArray | None:
+        if not self._ledger.adapters.enabled:
+            return None
+        adapters: IntArray = self._ledger.slots.adapter[slots]
+        return adapters if adapters.max() >= 0 else None
 
     def _arrivals(self, admitted: Admitted) -> list[Admission]:
         arrived, self._ledger.arrived = self._ledger.arrived, []

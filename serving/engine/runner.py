@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 import numpy as np
 import torch
 from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
+from pagoda.hal.errors import PagodaError
 from pagoda.hal.memory import MemoryKind
 from pagoda.hal.table import KernelTable
 from pagoda.models.model import Model
+from pagoda.serving.engine.adapter_store import AdapterStore
 from pagoda.serving.engine.batch import BatchPacker, StepBatch
 from pagoda.serving.engine.captured import CapturedSteps
 from pagoda.serving.engine.forward import Forward
@@ -53,6 +56,7 @@ class Runner:
         limits: sizes of the stable buffers.
         reload: loads the model again after its weights were released, or None.
         communicator: of the ranks, left when the runner is closed.
+        adapters: this rank's, or None where they are not enabled.
     """
 
     def __init__(
@@ -65,9 +69,10 @@ class Runner:
         limits: RunnerLimits,
         reload: Callable[[], Model] | None = None,
         communicator: Communicator | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         self.device, self.pages, self.facts, self.limits = device, pages, facts, limits
-        self._reload, self._communicator = reload, communicator
+        self._reload, self._communicator, self._adapters = reload, communicator, adapters
         self._stream = device.stream()
         vocab, rows = model.facts.vocab_size, limits.max_num_seqs
         self._slots = SamplingSlots(rows, vocab)
@@ -94,11 +99,12 @@ class Runner:
         greedy and sampled. Nothing on devices that run steps as they are, where a first step costs no more than a later one."""
         most, buckets = self.limits.max_num_seqs, self._captured.row_buckets(self.limits.max_num_seqs)
         longest = min(self.limits.max_num_batched_tokens, self.limits.max_model_len)
-        for params in (SamplingParams(temperature=0), SamplingParams(seed=0)) if buckets else ():
+        kinds = product((False,) if self._adapters is None else (False, True), (SamplingParams(temperature=0), SamplingParams(seed=0)))
+        for adapted, params in kinds if buckets else ():
             for rows, length in ((1, longest), *WARM_PROMPTS):
-                self.run(self._dummy(min(rows, most), max(1, min(length, longest // rows)), params))
+                self.run(self._dummy(min(rows, most), max(1, min(length, longest // rows)), params, adapted))
             for rows in buckets:
-                self.run(self._dummy(min(rows, most), 1, params))
+                self.run(self._dummy(min(rows, most), 1, params, adapted))
 
     def run(self, plan: StepPlan) -> StepResult:
         """Start a step and wait for it."""
@@ -137,11 +143,24 @@ class Runner:
         gc.collect()
         memory.trim()
 
+    def load_adapter(self, number: int, path: str) -> tuple[str, int] | PagodaError:
+        """See `AdapterStore.load`."""
+        assert self._adapters is not None
+        return self._adapters.load(number, path)
+
+    def drop_adapter(self, number: int) -> None:
+        """Forget an adapter on the host; no step may place it any more."""
+        assert self._adapters is not None
+        self._adapters.drop(number)
+
     def memory(self) -> dict[str, int]:
         """Bytes in use by purpose."""
         return dict(self.device.memory.stats().used)
 
     def _prepare(self, plan: StepPlan) -> None:
+        for placement in plan.placements:
+            assert self._adapters is not None
+            self._adapters.place(self._forward.model.adapters, placement)
         for admission in plan.admissions:
             self._slots.admit(admission)
             self._sampler.admit(admission)
@@ -161,13 +180,14 @@ class Runner:
         tensors = self._forward(batch)
         return tensors.sampled, self._prompt_logprobs(plan, tensors.hidden)
 
-    def _dummy(self, rows: int, length: int, params: SamplingParams) -> StepPlan:
-        """A step of so many rows of `length` tokens that reads and writes page 0."""
+    def _dummy(self, rows: int, length: int, params: SamplingParams, adapted: bool) -> StepPlan:
+        """A step of so many rows of `length` tokens that reads and writes page 0; `adapted`: with an empty adapter."""
         ones, zeros = np.ones(rows, np.int32), np.zeros(rows, np.int32)
         tables = tuple(np.zeros((rows, -(-length // size)), np.int32) for size in self.pages.page_sizes)
         slots, ids = np.arange(rows, dtype=np.int32), np.zeros(rows * length, np.int32)
         admissions = tuple(Admission(slot, params, (0,)) for slot in range(rows))
-        return StepPlan(0, slots, zeros, ones * length, ids, tables, ones > 0, zeros > 0, zeros, admissions)
+        adapters = zeros if adapted else None
+        return StepPlan(0, slots, zeros, ones * length, ids, tables, ones > 0, zeros > 0, zeros, admissions, adapters=adapters)
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> tuple[PromptLogprobs, ...]:
         rows = self._slots.rows_with(plan.slots, Use.PROMPT_LOGPROBS)

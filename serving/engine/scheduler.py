@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from pagoda.hal.errors import ConfigError, RequestError
+from pagoda.serving.engine.adapters import AdapterBook
 from pagoda.serving.engine.admission import Admitter
 from pagoda.serving.engine.beam_rows import Beams
 from pagoda.serving.engine.beams import start_search
@@ -173,6 +174,15 @@ class Scheduler:
         return True
 
     @property
+    def adapters(self) -> AdapterBook:
+        """The adapters that requests may ask for."""
+        return self._ledger.adapters
+
+    def uses_adapter(self, number: int) -> bool:
+        """Whether a live request does."""
+        return any(request.adapter is not None and request.adapter.number == number for request in self._ledger.requests.values())
+
+    @property
     def has_work(self) -> bool:
         """Whether any request is not finished or any step not committed."""
         return bool(self._ledger.requests or self._in_flight)
@@ -198,7 +208,9 @@ class Scheduler:
         params = source.params
         if params.seed is None:
             params = replace(params, seed=self._random.getrandbits(63))
-        request = Request(source, params, self._submitted, chain_root(source.cache_salt, source.adapter))
+        adapter = self._ledger.adapters.find(source.adapter) if source.adapter is not None else None
+        root = chain_root(source.cache_salt, adapter.key if adapter is not None else None)
+        request = Request(source, params, self._submitted, root, adapter=adapter)
         self._submitted += 1
         request.prompt_logprobs = [] if params.prompt_logprobs is not None else None
         if source.beam_width:

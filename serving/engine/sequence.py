@@ -12,6 +12,7 @@ from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import IntArray
 
 if TYPE_CHECKING:
+    from pagoda.serving.engine.adapters import LoadedAdapter
     from pagoda.serving.engine.beam_rows import Beams
     from pagoda.serving.engine.grammar import Grammar, Matcher
 
@@ -43,6 +44,7 @@ class Request:
         prompt_logprobs: those collected so far, None where not asked for.
         beams: its beam search; its sequences are then the living beams. born: sequences ever begun, forks included.
         grammar: what its output must match, once that is compiled.
+        adapter: the one that it asked for.
     """
 
     source: EngineRequest
@@ -59,6 +61,7 @@ class Request:
     beams: Beams | None = None
     born: int = 0
     grammar: Grammar | None = None
+    adapter: LoadedAdapter | None = None
 
     @property
     def id(self) -> str:

@@ -9,6 +9,7 @@ from pagoda.hal.errors import CapacityError, ConfigError
 from pagoda.hal.info import Feature
 from pagoda.hal.kv import CacheGroup
 from pagoda.hal.memory import MemoryPlan, MemoryRequest
+from pagoda.models.adapters.slots import LoraLimits
 from pagoda.models.builder import Builder
 from pagoda.models.decoder import Decoder
 from pagoda.models.load import Description, describe, open_checkpoint
@@ -61,6 +62,7 @@ def describe_model(config: EngineConfig, target: Target, rank: int = 0) -> Descr
         shard=Shard(rank, config.tensor_parallel_size),
         quantization=config.quantization,
         table=target.table,
+        lora=LoraLimits(config.max_loras, config.max_lora_rank) if config.enable_lora else None,
     )
     for op in OPS:
         target.table.choose(op, sampling_facts(description.facts.vocab_size))
@@ -111,7 +113,7 @@ def _depth(config: EngineConfig) -> int:
 
 
 def _page_sizes(target: Target, description: Description) -> tuple[int, ...]:
-    build = Builder(description.numerics, description.shard, description.format, description.stored, target.table)
+    build = Builder(description.numerics, description.shard, description.format, description.stored, target.table, lora=description.lora)
     return Decoder(description.spec, build, description.facts).page_sizes()
 
 

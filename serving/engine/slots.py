@@ -19,6 +19,7 @@ class Slots:
         stops: `[S, K]` ids that end it, −1 where fewer.
         drafted: drafts of the step that is planned, which lie in `tokens` after the known ones. drafting: all rows may have drafts.
         in_flight: steps in flight that hold the slot.
+        adapter: device slot of the sequence's adapter, −1 for none.
         indexed: units of the hash chain that are in the prefix index.
         active: may be planned. open: takes sampled tokens. bound: sits out until its last token is known.
         searching: a beam, whose next token the search chooses and not the sampler.
@@ -30,6 +31,7 @@ class Slots:
         self.tokens: IntArray = np.zeros((count, longest), np.int32)
         self.known, self.total, self.computed, self.committed = (np.zeros(count, np.int32) for _ in range(4))
         self.prompt, self.limit, self.floor, self.in_flight, self.indexed = (np.zeros(count, np.int32) for _ in range(5))
+        self.adapter: IntArray = np.full(count, -1, np.int32)
         self.drafted: IntArray = np.zeros(count, np.int32)
         self.drafting = False
         self.stops: IntArray = np.full((count, 1), -1, np.int32)
@@ -42,8 +44,8 @@ class Slots:
     def free(self) -> int:
         return len(self._free)
 
-    def take(self, sequence: Sequence, computed: int) -> int:
-        """Give the sequence a slot, with `computed` of its tokens in pages."""
+    def take(self, sequence: Sequence, computed: int, adapter: int = -1) -> int:
+        """Give the sequence a slot, with `computed` of its tokens in pages; `adapter`: the device slot of its adapter."""
         if not self._free:
             raise CapacityError(f"all {self.count} slots are taken", asked=1, available=0)
         slot = self._free.pop()
@@ -55,6 +57,7 @@ class Slots:
         self.prompt[slot], self.limit[slot], self.floor[slot] = prompt, sequence.limit, prompt + params.min_tokens
         self.in_flight[slot] = self.drafted[slot] = 0
         self.indexed[slot] = 0
+        self.adapter[slot] = adapter
         self.active[slot] = self.open[slot] = True
         self.searching[slot] = source.beam_width > 0
         self.bound[slot] = params.bound or source.beam_width > 0 or self.drafting
@@ -70,6 +73,7 @@ class Slots:
         sequence.tokens = self.tokens[slot, : self.known[slot]].copy()
         self.sequences[slot], sequence.slot, self.ids[slot] = None, NO_SLOT, None
         self.active[slot] = self.open[slot] = False
+        self.adapter[slot] = -1
         self._free.append(slot)
 
     def sequence(self, slot: int) -> Sequence:

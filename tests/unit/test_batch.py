@@ -155,7 +155,7 @@ def test_values_on_the_device_are_marked() -> None:
 # One test for each optional column: it is there when asked for, reads back what was put in, and is absent otherwise.
 
 OPTIONAL: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "adapters": ({}, {"adapters": np.array([2, -1], np.int32)}, {"adapters": [2, -1]}),
+    "adapters": ({"adapters": np.array([2, -1], np.int32)}, {}, {"adapters": [2, 2, 2, 2, 2, -1]}),
     "positions": ({}, {"positions": np.arange(18).reshape(3, 6)}, {"positions": np.arange(18).reshape(3, 6).tolist()}),
     "spans": (
         {},
