@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from pagoda.hal.kv import CacheGroup, CacheKind, LayerCache
+from pagoda.serving.engine.adapters import NO_ADAPTER, AdapterModule, LoadedAdapter
 from pagoda.serving.engine.beams import BeamSearch, Candidate, Hypothesis
 from pagoda.serving.engine.groups import GroupRule
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta
@@ -25,8 +26,14 @@ def group(tokens_per_page=4, kind=CacheKind.FULL, window=None, layers=(0,)):
     return CacheGroup(kind, layers, (cache,) * len(layers), tokens_per_page, 64 * tokens_per_page * len(layers), window)
 
 
-def toy_facts(groups=None, num_pages=40, max_model_len=64, overlap=2):
-    return RunnerFacts(tuple(groups or (group(),)), num_pages, max_model_len, VOCAB, "toy", overlap)
+ADAPTERS = tuple(LoadedAdapter(AdapterModule(name, f"folder-{name}"), number, name, 4) for number, name in enumerate("xyz"))
+
+
+def toy_facts(groups=None, num_pages=40, max_model_len=64, overlap=2, adapter_slots=0):
+    adapters = ADAPTERS if adapter_slots else ()
+    return RunnerFacts(
+        tuple(groups or (group(),)), num_pages, max_model_len, VOCAB, "toy", overlap, adapters=adapters, adapter_slots=adapter_slots
+    )
 
 
 def digests(params: SamplingParams, tokens) -> list[int]:
@@ -113,6 +120,7 @@ class ToyRanks:
     pages: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
     in_flight: deque = field(default_factory=deque)
     admitted: int = 0
+    placed: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self):
         self.rules = [GroupRule.of(one) for one in self.facts.groups]
@@ -167,6 +175,7 @@ class ToyRanks:
         """Run the oldest step in flight."""
         plan, _ = self.in_flight.popleft()
         self._copy(plan)
+        self.placed.update(plan.placements)
         for admission in plan.admissions:
             assert admission.params.seed is not None
             tokens = [*admission.prompt, *admission.output]
@@ -175,6 +184,7 @@ class ToyRanks:
         ends = np.cumsum(plan.lengths)
         for row in range(plan.num_rows):
             slot = self.slots[int(plan.slots[row])]
+            self._check_adapter(plan, row, slot.params.extra.get("adapter"))
             chain = self._row(plan, row, slot, plan.token_ids[ends[row] - plan.lengths[row] : ends[row]].tolist())
             start, stop = int(plan.starts[row]), min(len(chain), slot.prompt - 1)
             if slot.params.prompt_logprobs is not None and stop > start:
@@ -190,6 +200,12 @@ class ToyRanks:
         for line, run in zip(table, tokens):
             line[: len(run)] = run
         return plan, StepResult(plan.step, table, counts, logprobs, prompt_logprobs)
+
+    def _check_adapter(self, plan: StepPlan, row: int, name: str | None) -> None:
+        """The device slot that the row is sent to holds the adapter that its request asked for."""
+        where = NO_ADAPTER if plan.adapters is None else int(plan.adapters[row])
+        wanted = next((one.number for one in ADAPTERS if one.module.name == name), NO_ADAPTER)
+        assert (self.placed[where] if where != NO_ADAPTER else NO_ADAPTER) == wanted
 
     def _sample(self, plan: StepPlan, row: int, slot: ToySlot, chain: list[int], drafts: list[int]) -> list[int]:
         """What the model says after the row's tokens, and after each draft that it would have said itself."""

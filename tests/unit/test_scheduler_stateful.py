@@ -56,10 +56,11 @@ class Life(RuleBasedStateMachine):
         caching=st.booleans(),
         policy=st.sampled_from(["fcfs", "priority"]),
         store=st.sampled_from(sorted(STORES)),
+        adapters=st.integers(1, 2),
         drafter=st.sampled_from(["none", *sorted(DRAFTERS)]),
     )
-    def begin(self, groups, pages, overlap, seqs, budget, threshold, caching, policy, store, drafter):
-        facts = toy_facts(GROUPS[groups], num_pages=pages, max_model_len=40, overlap=overlap)
+    def begin(self, groups, pages, overlap, seqs, budget, threshold, caching, policy, store, adapters, drafter):
+        facts = toy_facts(GROUPS[groups], num_pages=pages, max_model_len=40, overlap=overlap, adapter_slots=adapters)
         self.toy = Toy(
             facts,
             STORES[store],
@@ -83,7 +84,7 @@ class Life(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         min_tokens=st.integers(0, 1),
         priority=st.integers(0, 2),
-        adapter=st.sampled_from([None, None, "x"]),
+        adapter=st.sampled_from([None, None, "x", "y", "z"]),
         salt=st.sampled_from([None, None, "s"]),
         beam_width=st.sampled_from([0, 0, 0, 2, 3]),
     )
