@@ -11,7 +11,7 @@ from pagoda.hal.kernel import PlainKernel
 
 @dataclass(frozen=True)
 class LoraFacts:
-    """`slots` adapters of rank up to `rank` for one linear layer, whose outputs are `parts` side by side (q, k, v) with factors of their own.
+    """`slots` adapters of rank up to `rank` for a linear layer whose outputs are `parts` side by side (q, k, v), with factors for each.
 
     Unused ranks, parts and slots hold zeros.
     """

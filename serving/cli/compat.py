@@ -130,8 +130,7 @@ FLAGS = (
     _value("--kernel-config --linear-backend --moe-backend", "auto", _KERNEL),
     _switch("--enable-flashinfer-autotune", "on off"),
     # adapters, speculation, structure
-    _switch("--enable-lora"),
-    _value("--max-loras --max-lora-rank --max-cpu-loras --lora-dtype --lora-target-modules --lora-modules"),
+    _value("--lora-dtype --lora-target-modules"),
     _switch("--fully-sharded-loras"),
     _value("--default-mm-loras"),
     _switch("--enable-mixed-moe-lora-format --enable-moe-shared-loras"),
