@@ -7,9 +7,11 @@ they lie, kernels read strides.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pagoda.hal.kernel import PlainKernel
 
 
@@ -46,6 +48,19 @@ class AttentionFacts:
     causal: bool = True
 
 
+class HostLengths(NamedTuple):
+    """What the host knows exactly of a step: `query_start` `[R + 1]` and `seq_lens` `[R]`, int32."""
+
+    query_start: NDArray[np.int32]
+    seq_lens: NDArray[np.int32]
+
+    @property
+    def prompts(self) -> int:
+        """Rows up to the last one with several query tokens; what follows are decodes."""
+        several = np.flatnonzero(np.diff(self.query_start) > 1)
+        return int(several[-1]) + 1 if len(several) else 0
+
+
 @dataclass(frozen=True)
 class PagedBatch:
     """One cache group's view of a step. Request r has query tokens `[query_start[r], query_start[r+1])`, its last `q` ones.
@@ -56,6 +71,7 @@ class PagedBatch:
         block_table: `[R, P]` int32 page ids, P ≥ 1; entries past the end, and pages that fell out of a window, are 0.
         slots: `[T]` int64, page · page_size + offset where each token's K and V go; padding tokens go to page 0.
         max_query, max_seq: upper bounds on the host, exact or above.
+        lengths: exact lengths, where the host has them when the step is planned.
     """
 
     query_start: torch.Tensor
@@ -64,6 +80,22 @@ class PagedBatch:
     slots: torch.Tensor
     max_query: int
     max_seq: int
+    lengths: HostLengths | None = None
+
+    def rows(self, first: int, stop: int | None = None) -> PagedBatch:
+        """Some requests of a batch with `lengths`, as a batch of their own: its query tokens count from their first one."""
+        assert self.lengths is not None
+        stop = len(self.lengths.seq_lens) if stop is None else stop
+        starts, lengths = self.lengths.query_start[first : stop + 1], self.lengths.seq_lens[first:stop]
+        return PagedBatch(
+            self.query_start[first : stop + 1] - (self.query_start[first] if first else 0),
+            self.seq_lens[first:stop],
+            self.block_table[first:stop],
+            self.slots[int(starts[0]) : int(starts[-1])],
+            int(np.diff(starts).max(initial=0)),
+            int(lengths.max(initial=0)),
+            HostLengths(starts - starts[0], lengths),
+        )
 
 
 _QUERIES = 32

@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pagoda.backends.cuda.kernels import cuda_kernels
 from pagoda.hal.device import Device
 from pagoda.hal.errors import DeviceError
 from pagoda.hal.info import CONTRACT_VERSION, DeviceInfo, Feature, Limits, Probe
 from pagoda.hal.kernel import Kernel
-from pagoda.ops.triton.kernels import triton_kernels
 
 DEFAULT_MODEL = "h200"
 
@@ -64,7 +64,7 @@ class CudaBackend:
         )
 
     def kernels(self) -> Iterable[Kernel]:
-        return triton_kernels()
+        return cuda_kernels()
 
 
 def _device_files() -> list[Path]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from pagoda.ops.attention import AttentionFacts, PagedAttentionReference, PagedBatch, WriteKvReference
+from pagoda.ops.attention import AttentionFacts, HostLengths, PagedAttentionReference, PagedBatch, WriteKvReference
 from pagoda.ops.cases.common import by_rows, draw, dtype_of, strided, tolerance
 from pagoda.ops.op import BY_ROW, Case, Op, Part
 
@@ -56,11 +56,12 @@ def _first_visible(facts: AttentionFacts, position: int) -> int:
 
 def attention_case(
     gen: torch.Generator, facts: AttentionFacts, label: str, segments: list[tuple[int, int]], padding: int = 0,
-    scale: float = 1.0, layout: str = "plain", slack: int = 0, rows: int = 0,
+    scale: float = 1.0, layout: str = "plain", slack: int = 0, rows: int = 0, known: bool = False,
 ) -> Case:  # fmt: skip
     """A case of `(query tokens, sequence length)` segments.
 
-    `padding` tokens follow the last one and `rows` empty rows the last segment; host bounds are `slack` too high.
+    `padding` tokens follow the last one and `rows` empty rows the last segment; host bounds are `slack` too high. `known`: the host
+    has the exact lengths.
     """
     page = facts.page_size
     width = max([(length + page - 1) // page for _, length in segments], default=1) + 1
@@ -87,6 +88,8 @@ def attention_case(
         max_query=max(counts, default=0) + slack,
         max_seq=max([length for _, length in segments], default=0) + slack,
     )
+    if known:
+        batch = replace(batch, lengths=HostLengths(batch.query_start.numpy(), batch.seq_lens.numpy()))
     q = draw(gen, len(slots) + padding, facts.num_heads, facts.head_dim, dtype=facts.dtype, scale=scale)
     sinks = draw(gen, facts.num_heads, dtype=facts.dtype) if facts.sinks else None
     slopes = torch.rand(facts.num_heads, generator=gen) * 0.2 if facts.alibi else None
@@ -151,6 +154,12 @@ def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
     for layout in ("plain", "pool", "heads"):
         yield attention_case(gen, base, f"mixed, {layout}", mixed, layout=layout)
     yield attention_case(gen, base, "padded", mixed, padding=5, slack=200, rows=2)
+    sorted_ = sorted(mixed, key=lambda segment: segment[0] == 1)
+    for extra in ({}, {"window": 10}, {"sinks": True}):
+        facts = facts_of(dtype, **extra)  # type: ignore[arg-type]
+        yield attention_case(gen, facts, f"lengths known, {extra}", sorted_, known=True, padding=2, rows=1)
+    yield attention_case(gen, base, "lengths known, prompts only", [(7, 7), (5, 33), (130, 140)], known=True)
+    yield attention_case(gen, facts_of(dtype, (4, 2), 128, 64), "pages of 64", [(150, 200), (3, 130), (1, 128), (1, 129)], known=True)
     yield attention_case(gen, base, "many decodes", [(1, 3 * n + 1) for n in range(20)])
     yield attention_case(gen, base, "large logits", mixed, scale=6.0)
     case = attention_case(gen, base, "strided q", mixed)

@@ -30,7 +30,7 @@ def _plain_silu(facts: ActivationFacts) -> Reason | None:
 
 def triton_kernels() -> tuple[Kernel, ...]:
     return (
-        Kernel("paged_attention", "triton", f"{HERE}.attention:PagedAttention", NEEDS, _attention_fits, 1.0, CLAIMS),
+        Kernel("paged_attention", "triton", f"{HERE}.paged_attention:PagedAttention", NEEDS, _attention_fits, 1.0, CLAIMS),
         Kernel("write_kv", "triton", f"{HERE}.attention:WriteKv", NEEDS, _attention_fits, 1.0, INVARIANT),
         Kernel("rms_norm", "triton", f"{HERE}.pointwise:RmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("add_rms_norm", "triton", f"{HERE}.pointwise:AddRmsNorm", NEEDS, None, 1.0, INVARIANT),

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from pagoda.hal.device import Device
 from pagoda.hal.memory import MemoryKind
-from pagoda.ops.attention import PagedBatch
+from pagoda.ops.attention import HostLengths, PagedBatch
 from pagoda.serving.engine.layout import DIMS, DTYPES, HEADER_WORDS, Layout, layout_of
 from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
 from pagoda.serving.engine.samples import Samples, branches, samples_of
@@ -54,6 +54,7 @@ class StepBatch:
         uniform: every row has one query token. use: what the sampled rows need of the sampler.
         max_query, max_seq: exact bounds on the host.
         top_logprobs: largest top-k asked for. samples: what is sampled, on the host.
+        lengths: of the rows, exact; None in decode steps, whose kernels need none of the host.
     """
 
     layout: Layout
@@ -67,6 +68,7 @@ class StepBatch:
     max_seq: int
     top_logprobs: int
     samples: Samples
+    lengths: HostLengths | None = None
 
     @property
     def every_row_sampled(self) -> bool:
@@ -74,7 +76,7 @@ class StepBatch:
         return self.uniform and self.num_samples == self.num_rows
 
     def groups(self, tables: tuple[torch.Tensor, ...] | None = None, max_seq: int | None = None) -> tuple[PagedBatch, ...]:
-        """A `PagedBatch` per cache group; captured steps bring stable `tables` and their own bound of lengths."""
+        """A `PagedBatch` per cache group; captured steps bring stable `tables` and their own bound of lengths, and know none exactly."""
         views = self.views
         count = self.layout.dims[DIMS.index("groups")]
         return tuple(
@@ -85,6 +87,7 @@ class StepBatch:
                 slots=views["kv_slots"][group],
                 max_query=self.max_query,
                 max_seq=self.max_seq if max_seq is None else max_seq,
+                lengths=self.lengths if tables is None else None,
             )
             for group in range(count)
         )
@@ -228,7 +231,13 @@ class _Columns:
             max_seq=int((plan.starts + plan.lengths).max()),
             top_logprobs=int(asked.max()) if self.use & Use.LOGPROBS else 0,
             samples=self.samples,
+            lengths=None if plan.num_tokens == plan.num_rows else self._lengths(),
         )
+
+    def _lengths(self) -> HostLengths:
+        plan = self.plan
+        starts = np.concatenate([np.zeros(1, np.int32), np.cumsum(plan.lengths, dtype=np.int32)])
+        return HostLengths(starts, (plan.starts + plan.lengths).astype(np.int32))
 
     @property
     def _pads_rows(self) -> bool:

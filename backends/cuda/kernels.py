@@ -1,0 +1,70 @@
+"""Records of the kernels for NVIDIA GPUs: Triton's, and those of libraries where they are installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pagoda.hal.info import Feature
+from pagoda.hal.kernel import Kernel, Needs, Reason
+from pagoda.ops.triton.kernels import triton_kernels
+
+if TYPE_CHECKING:
+    from pagoda.ops.attention import AttentionFacts
+
+NAMES = {"bfloat16": "bf16", "float16": "f16"}
+"""FlashInfer's names of dtypes."""
+
+FLASHINFER = Needs(
+    archs=frozenset({"sm90"}),
+    features=frozenset({Feature.TRITON}),
+    dtypes=frozenset({"bfloat16", "float16"}),
+    packages=("flashinfer", "triton"),
+)
+
+
+def _fa3_fits(facts: AttentionFacts) -> Reason | None:
+    """What fa3 cannot do, or that its library is not here."""
+    if facts.dtype != facts.kv_dtype:
+        return f"KV in the model's {facts.dtype}, not {facts.kv_dtype}"
+    if facts.head_dim != facts.v_dim or facts.head_dim not in (64, 128, 256):
+        return f"head sizes 64, 128 and 256, not {facts.head_dim} with values of {facts.v_dim}"
+    asked = [name for name in ("chunk", "sinks", "alibi") if getattr(facts, name)]
+    if asked or not facts.causal:
+        return f"no {' or '.join(asked) or 'bidirectional attention'}"
+    return None if _prebuilt(fa3_library(facts)) else f"{fa3_library(facts)} is not compiled: pip install flashinfer-jit-cache"
+
+
+def fa3_library(facts: AttentionFacts) -> str:
+    """FlashInfer's name of the library for these facts."""
+    dtype, dim = NAMES[facts.dtype], facts.head_dim
+    return (
+        f"batch_prefill_with_kv_cache_dtype_q_{dtype}_dtype_kv_{dtype}_dtype_o_{dtype}_dtype_idx_i32_head_dim_qk_{dim}_head_dim_vo_{dim}"
+        f"_posenc_0_use_swa_{facts.window is not None}_use_logits_cap_{facts.softcap is not None}_f16qk_False_sm90"
+    )
+
+
+def _prebuilt(name: str) -> bool:
+    """Whether a library lies where FlashInfer looks; otherwise it would compile at the first call, for minutes."""
+    specs = [(find_spec("flashinfer"), "data/aot"), (find_spec("flashinfer_jit_cache"), "jit_cache")]
+    folders = [Path(where) / rest for spec, rest in specs if spec for where in spec.submodule_search_locations or ()]
+    if any((folder / name / f"{name}.so").exists() for folder in folders):
+        return True
+    return any(Path.home().glob(f".cache/flashinfer/*/*/cached_ops/{name}/{name}.so"))
+
+
+def cuda_kernels() -> tuple[Kernel, ...]:
+    return (
+        *triton_kernels(),
+        Kernel(
+            "paged_attention",
+            "flashinfer",
+            "pagoda.backends.cuda.flashinfer_attention:FlashInferAttention",
+            FLASHINFER,
+            _fa3_fits,
+            2.0,
+            frozenset({"capturable"}),
+            needs_host_lengths=True,
+        ),
+    )

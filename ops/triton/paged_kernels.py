@@ -1,0 +1,204 @@
+"""The Triton programs of paged attention: one for prompts and split decodes, and one that merges splits (arXiv:2205.14135, 2309.06180).
+
+A program takes a block of query tokens of one request with all the query heads of one KV head, so K and V are read once per group.
+Tiles that every row of the block sees whole need no mask, and run in a loop of their own. Where a tile is a page, or a whole part of
+one, K and V come through tensor descriptors, which Hopper and later load without the threads' help.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _find_request(query_start, block, num_requests, BLOCK_Q: tl.constexpr):
+    """Largest r with query_start[r] // BLOCK_Q + r ≤ block: request r owns blocks from there on."""
+    low, high = 0, num_requests
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(query_start + middle) // BLOCK_Q + middle <= block:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit
+def _tile(pages, table, first, kv_head, begin, high, p_p, p_t, p_h,
+          PAGE: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DESCRIPTOR: tl.constexpr,
+          WHOLE: tl.constexpr):  # fmt: skip
+    """Keys or values [TILE, BLOCK_D] from position `first` on; what lies outside [begin, high) is 0 unless WHOLE."""
+    j = first + tl.arange(0, TILE)
+    if DESCRIPTOR:
+        page = tl.load(table + first // PAGE)
+        tile = pages.load([page, kv_head, first % PAGE, 0]).reshape(TILE, BLOCK_D)
+        if not WHOLE:
+            tile = tl.where(((j >= begin) & (j < high))[:, None], tile, 0.0)
+        return tile
+    d = tl.arange(0, BLOCK_D)
+    if WHOLE:
+        if TILE <= PAGE and PAGE % TILE == 0:
+            page = tl.load(table + first // PAGE).to(tl.int64)
+            rows = pages + page * p_p + (first % PAGE + tl.arange(0, TILE))[:, None] * p_t + kv_head * p_h
+        else:
+            page = tl.load(table + j // PAGE).to(tl.int64)
+            rows = pages + (page * p_p + (j % PAGE) * p_t + kv_head * p_h)[:, None]
+        if D == BLOCK_D:
+            return tl.load(rows + d[None, :])
+        return tl.load(rows + d[None, :], mask=(d < D)[None, :], other=0.0)
+    inside = (j >= begin) & (j < high)
+    page = tl.load(table + j // PAGE, mask=inside, other=0).to(tl.int64)
+    rows = pages + (page * p_p + (j % PAGE) * p_t + kv_head * p_h)[:, None]
+    return tl.load(rows + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0)
+
+
+@triton.jit
+def _walk(acc, total, top, query, k_pages, v_pages, table, low, stop, begin, high, kv_head, position, valid, slope, scale, softcap,
+          kp_p, kp_t, kp_h, vp_p, vp_t, vp_h,
+          TILE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+          WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAUSAL: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+          DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Tiles [low, stop) joined to a block's running softmax; WHOLE where every row sees all of each."""
+    for first in tl.range(low, stop, TILE, num_stages=STAGES):
+        key = _tile(k_pages, table, first, kv_head, begin, high, kp_p, kp_t, kp_h, PAGE, TILE, D, BLOCK_D, DESCRIPTOR, WHOLE)
+        logits = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
+        j = first + tl.arange(0, TILE)
+        if SOFTCAP:
+            logits = logits * scale
+            logits = (softcap * LOG2E) * (1.0 - 2.0 / (tl.exp2(2.0 * LOG2E * logits / softcap) + 1.0))
+        else:
+            logits = logits * (scale * LOG2E)
+        if ALIBI:
+            logits -= (slope * LOG2E)[:, None] * (position[:, None] - j[None, :])
+        if not WHOLE:
+            seen = ((j >= begin) & (j < high))[None, :] & valid[:, None]
+            if CAUSAL:
+                seen &= j[None, :] <= position[:, None]
+            if WINDOW > 0:
+                seen &= position[:, None] - j[None, :] < WINDOW
+            if CHUNK > 0:
+                seen &= position[:, None] // CHUNK == j[None, :] // CHUNK
+            logits = tl.where(seen, logits, float("-inf"))
+        new_top = tl.maximum(top, tl.max(logits, 1))
+        if WHOLE:
+            safe = new_top
+        else:
+            safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp2(logits - safe[:, None])
+        shrink = tl.exp2(top - safe)
+        total = total * shrink + tl.sum(weight, 1)
+        value = _tile(v_pages, table, first, kv_head, begin, high, vp_p, vp_t, vp_h, PAGE, TILE, DV, BLOCK_DV, DESCRIPTOR, WHOLE)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weight.to(query.dtype), value.to(query.dtype), acc, input_precision=PRECISION)
+        top = new_top
+    return acc, total, top
+
+
+@triton.jit(do_not_specialize=["num_requests", "num_blocks", "table_r"])
+def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sinks, slopes,
+           scale, softcap, num_requests, num_blocks, q_t, q_h, o_t, o_h, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, table_r,
+           HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, SINGLE: tl.constexpr,
+           TILE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
+           BLOCK_DV: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAUSAL: tl.constexpr,
+           SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, SPLITS: tl.constexpr,
+           DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Blocks × KV heads × splits. SINGLE: a block is a request of one query token at most. Later blocks see more, and start first."""
+    kv_head, split = tl.program_id(1), tl.program_id(2)
+    if SINGLE:
+        request = tl.program_id(0)
+        first = tl.load(query_start + request)
+        queries = tl.load(query_start + request + 1) - first
+        start = 0
+    else:
+        block = num_blocks - 1 - tl.program_id(0)
+        request = _find_request(query_start, block, num_requests, BLOCK_Q)
+        first = tl.load(query_start + request)
+        queries = tl.load(query_start + request + 1) - first
+        start = (block - (first // BLOCK_Q + request)) * BLOCK_Q
+    if start >= queries:
+        return
+    seq_len = tl.load(seq_lens + request)
+    m = tl.arange(0, BLOCK_M)
+    row, head = start + m // GROUP, kv_head * GROUP + m % GROUP
+    valid = (row < queries) & (m < BLOCK_Q * GROUP)
+    position = seq_len - queries + row
+    token = (first + row).to(tl.int64)
+    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    query = tl.load(q + token[:, None] * q_t + head[:, None] * q_h + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0)
+    if ALIBI:
+        slope = tl.load(slopes + head, mask=valid, other=0.0).to(tl.float32)
+    else:
+        slope = tl.zeros([BLOCK_M], tl.float32)
+
+    lowest = seq_len - queries + start
+    highest = tl.minimum(lowest + BLOCK_Q - 1, seq_len - 1)
+    last = highest + 1 if CAUSAL else seq_len
+    begin, whole = 0, 0
+    if WINDOW > 0:
+        begin, whole = tl.maximum(lowest - WINDOW + 1, 0), tl.maximum(highest - WINDOW + 1, 0)
+    if CHUNK > 0:
+        begin, whole = tl.maximum(begin, lowest // CHUNK * CHUNK), tl.maximum(whole, highest // CHUNK * CHUNK)
+    # Keys before `begin` may lie in dropped pages, whose content is anything: they are masked even inside the first tile.
+    first_tile = begin // TILE * TILE
+    per_split = tl.cdiv(tl.cdiv(last - first_tile, TILE), SPLITS) * TILE
+    low = first_tile + split * per_split
+    high = tl.minimum(low + per_split, last)
+    seen_by_all = (lowest + 1 if CAUSAL else seq_len) // TILE * TILE
+    from_all = tl.maximum(low, tl.minimum(tl.cdiv(whole, TILE) * TILE, high))
+    to_all = tl.maximum(from_all, tl.minimum(seen_by_all, high))
+
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    table += request * table_r
+    if WINDOW > 0 or CHUNK > 0:
+        acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table, low, from_all, begin, high, kv_head, position, valid,
+                                slope, scale, softcap, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV,
+                                WINDOW, CHUNK, CAUSAL, SOFTCAP, ALIBI, DESCRIPTOR, PRECISION, False, STAGES)  # fmt: skip
+    acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table, from_all, to_all, begin, high, kv_head, position, valid, slope,
+                            scale, softcap, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV, WINDOW, CHUNK,
+                            CAUSAL, SOFTCAP, ALIBI, DESCRIPTOR, PRECISION, True, STAGES)  # fmt: skip
+    acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table, to_all, high, begin, high, kv_head, position, valid, slope,
+                            scale, softcap, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV, WINDOW, CHUNK,
+                            CAUSAL, SOFTCAP, ALIBI, DESCRIPTOR, PRECISION, False, 1)  # fmt: skip
+
+    if SPLITS > 1:
+        base = (token * HEADS + head) * SPLITS + split
+        tl.store(part + base[:, None] * DV + dv[None, :], acc, mask=valid[:, None] & (dv < DV)[None, :])
+        tl.store(lse + base * 2, top, mask=valid)
+        tl.store(lse + base * 2 + 1, total, mask=valid)
+    else:
+        if SINKS:
+            sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
+            safe = tl.maximum(top, sink)
+            shrink = tl.exp2(top - safe)
+            acc = acc * shrink[:, None]
+            total = total * shrink + tl.exp2(sink - safe)
+        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(out + token[:, None] * o_t + head[:, None] * o_h + dv[None, :], result.to(out.dtype.element_ty),
+                 mask=valid[:, None] & (dv < DV)[None, :])  # fmt: skip
+
+
+@triton.jit
+def merge(part, lse, out, sinks, o_t, o_h, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+          SPLITS: tl.constexpr, SINKS: tl.constexpr):  # fmt: skip
+    """Tokens × heads: the splits of one output row."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    s, dv = tl.arange(0, SPLITS), tl.arange(0, BLOCK_DV)
+    base = (token * HEADS + head) * SPLITS + s
+    tops, totals = tl.load(lse + base * 2), tl.load(lse + base * 2 + 1)
+    top = tl.max(tops, 0)
+    if SINKS:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
+        top = tl.maximum(top, sink)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    weight = tl.exp2(tops - top)
+    total = tl.sum(totals * weight, 0)
+    if SINKS:
+        total += tl.exp2(sink - top)
+    acc = tl.load(part + base[:, None] * DV + dv[None, :], mask=(weight != 0.0)[:, None] & (dv < DV)[None, :], other=0.0)
+    result = tl.sum(acc * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + token * o_t + head * o_h + dv, result.to(out.dtype.element_ty), mask=dv < DV)

@@ -1,0 +1,35 @@
+"""Tile sizes of paged attention in Triton, by what a step holds; `benchmarks/gpu_attention.py --tiles` measures the choices."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+PROMPT_ROWS = 128
+"""Rows (query tokens × heads of a group) of a block of a long prompt."""
+
+
+class Tile(NamedTuple):
+    """How one launch is cut.
+
+    Attributes:
+        rows: query rows of a block, a power of two and at least 16.
+        keys: keys of a tile.
+        warps, stages: of a program.
+        descriptor: K and V through tensor descriptors, where the page allows it.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    descriptor: bool
+
+
+def tile_of(rows: int, dim: int, nbytes: int, page: int) -> Tile:
+    """The tile for blocks of up to `rows` rows, heads of `dim` numbers, `nbytes` each, pages of `page` tokens."""
+    wide = dim > 128 or nbytes > 2
+    if rows <= 16:
+        return Tile(16, 32 if wide else 64, 4, 3, False)
+    if rows <= 64 or wide:
+        return Tile(64 if dim <= 128 else 32, 32 if wide else 64, 4, 2, False)
+    return Tile(PROMPT_ROWS, 64, 8, 3, page % 64 == 0)
