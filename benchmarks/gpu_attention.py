@@ -33,15 +33,15 @@ LAYERS = 4
 PROMPT_TILES = tuple(
     Tile(*sizes)
     for sizes in (
-        (128, 64, 8, 2, True), (128, 64, 8, 3, True), (128, 64, 8, 4, True), (128, 64, 4, 3, True),
-        (64, 64, 4, 3, True), (128, 64, 8, 2, False), (128, 64, 8, 3, False), (128, 32, 4, 3, True),
+        (128, 64, 8, 2, True), (128, 64, 8, 3, True), (128, 64, 8, 4, True), (128, 64, 4, 3, True), (128, 64, 4, 4, True),
+        (64, 64, 4, 3, True), (128, 64, 8, 3, False), (128, 64, 8, 4, False),
     )
 )  # fmt: skip
 DECODE_TILES = tuple(
     Tile(*sizes)
     for sizes in (
-        (16, 64, 4, 2, False), (16, 64, 4, 3, False), (16, 64, 4, 4, False), (16, 32, 4, 4, False),
-        (16, 64, 4, 3, True), (16, 64, 2, 3, True), (16, 64, 2, 3, False), (16, 32, 2, 4, False),
+        (16, 64, 4, 3, False), (16, 64, 4, 4, False), (16, 64, 4, 5, False), (16, 32, 4, 5, False),
+        (16, 64, 4, 4, True), (16, 64, 4, 5, True), (16, 64, 2, 4, True), (16, 64, 2, 4, False),
     )
 )  # fmt: skip
 

@@ -32,27 +32,28 @@ def _tile(pages, table, first, kv_head, begin, high, p_p, p_t, p_h,
           WHOLE: tl.constexpr):  # fmt: skip
     """Keys or values [TILE, BLOCK_D] from position `first` on; what lies outside [begin, high) is 0 unless WHOLE."""
     j = first + tl.arange(0, TILE)
+    inside = (j >= begin) & (j < high)
     if DESCRIPTOR:
         page = tl.load(table + first // PAGE)
         tile = pages.load([page, kv_head, first % PAGE, 0]).reshape(TILE, BLOCK_D)
         if not WHOLE:
-            tile = tl.where(((j >= begin) & (j < high))[:, None], tile, 0.0)
-        return tile
-    d = tl.arange(0, BLOCK_D)
-    if WHOLE:
-        if TILE <= PAGE and PAGE % TILE == 0:
+            tile = tl.where(inside[:, None], tile, 0.0)
+    else:
+        d = tl.arange(0, BLOCK_D)
+        if WHOLE and TILE <= PAGE and PAGE % TILE == 0:
             page = tl.load(table + first // PAGE).to(tl.int64)
-            rows = pages + page * p_p + (first % PAGE + tl.arange(0, TILE))[:, None] * p_t + kv_head * p_h
+            offsets = page * p_p + kv_head * p_h + (first % PAGE + tl.arange(0, TILE)) * p_t
         else:
-            page = tl.load(table + j // PAGE).to(tl.int64)
-            rows = pages + (page * p_p + (j % PAGE) * p_t + kv_head * p_h)[:, None]
-        if D == BLOCK_D:
-            return tl.load(rows + d[None, :])
-        return tl.load(rows + d[None, :], mask=(d < D)[None, :], other=0.0)
-    inside = (j >= begin) & (j < high)
-    page = tl.load(table + j // PAGE, mask=inside, other=0).to(tl.int64)
-    rows = pages + (page * p_p + (j % PAGE) * p_t + kv_head * p_h)[:, None]
-    return tl.load(rows + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0)
+            pages_j = tl.load(table + j // PAGE, mask=inside, other=0).to(tl.int64)
+            offsets = pages_j * p_p + (j % PAGE) * p_t + kv_head * p_h
+        where = pages + offsets[:, None] + d[None, :]
+        if not WHOLE:
+            tile = tl.load(where, mask=inside[:, None] & (d < D)[None, :], other=0.0)
+        elif D == BLOCK_D:
+            tile = tl.load(where)
+        else:
+            tile = tl.load(where, mask=(d < D)[None, :], other=0.0)
+    return tile
 
 
 @triton.jit
