@@ -9,6 +9,8 @@ from pagoda.hal.errors import NotFoundError, PagodaError, RequestError
 from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.errors import error_response
+from pagoda.serving.api.key_limits import KeyLimits, KeyLimitsMiddleware
+from pagoda.serving.api.keys import keys_of
 from pagoda.serving.api.middleware import KeyMiddleware, RequestIdMiddleware
 from pagoda.serving.api.openai.chat import Chat
 from pagoda.serving.api.openai.completions import Completions
@@ -52,6 +54,8 @@ def _operations_routes(operations: Operations) -> list[Route]:
     return [
         Route("/", operations.page),
         Route("/health", operations.health),
+        Route("/ready", operations.health),
+        Route("/live", operations.live),
         Route("/ping", operations.health, methods=["GET", "POST"]),
         Route("/version", operations.version),
         Route("/load", operations.load),
@@ -75,8 +79,10 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
                 expose_headers=["X-Request-Id"],
             )
         )
-    if config.api_key:
-        out.append(Middleware(KeyMiddleware, keys=config.api_key))
+    if keys := keys_of(config):
+        out.append(Middleware(KeyMiddleware, keys=keys))
+    if config.key_max_requests or config.key_requests_per_minute:
+        out.append(Middleware(KeyLimitsMiddleware, limits=KeyLimits(config.key_max_requests, config.key_requests_per_minute)))
     return out
 
 

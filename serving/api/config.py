@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.engine.config import Flag
 
-_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens", "max_request_bytes", "max_prompts")
+_LIMITS = (
+    "max_num_queued_reqs", "max_num_queued_tokens", "max_request_bytes", "max_prompts", "key_max_requests", "key_requests_per_minute"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class ServerConfig:
     api_key: Annotated[
         tuple[str, ...], Flag("Key that clients must send as a bearer token; several may be given.", metavar="KEY", section="Access")
     ] = ()
+    api_key_file: Annotated[str | None, Flag("File with one API key a line, so that keys stay out of the process list.")] = None
+    api_key_env: Annotated[str | None, Flag("Environment variable with one or more API keys, separated by commas.", metavar="NAME")] = None
     ssl_keyfile: Annotated[str | None, Flag("Private key of the TLS certificate.")] = None
     ssl_certfile: Annotated[str | None, Flag("TLS certificate; turns HTTPS on.")] = None
     ssl_ca_certs: Annotated[str | None, Flag("Certificates that clients' certificates are checked against.")] = None
@@ -34,8 +38,11 @@ class ServerConfig:
     allowed_methods: Annotated[tuple[str, ...], Flag("Methods that CORS allows.", metavar="METHOD")] = ("*",)
     allowed_headers: Annotated[tuple[str, ...], Flag("Headers that CORS allows.", metavar="HEADER")] = ("*",)
     allow_credentials: Annotated[bool, Flag("CORS allows credentials.")] = False
-    max_num_queued_reqs: Annotated[int | None, Flag("Requests that may wait for their first token; more get 503.", section="Limits")] = None
-    max_num_queued_tokens: Annotated[int | None, Flag("Prompt tokens that may wait for their first token; more get 503.")] = None
+    max_num_queued_reqs: Annotated[int | None, Flag("Requests that may wait for their first token; more get 429.", section="Limits")] = None
+    max_num_queued_tokens: Annotated[int | None, Flag("Prompt tokens that may wait for their first token; more get 429.")] = None
+    key_max_requests: Annotated[int | None, Flag("Requests that one API key may have under way; more get 429.")] = None
+    key_requests_per_minute: Annotated[int | None, Flag("Requests that one API key may send a minute; more get 429.")] = None
+    request_timeout: Annotated[float | None, Flag("Seconds that a request may take in all; then it ends with 504.")] = None
     max_request_bytes: Annotated[int, Flag("Largest request body; above it 413.")] = 64 << 20
     max_prompts: Annotated[int, Flag("Most prompts in one completions request.")] = 1024
     generation_config: Annotated[
@@ -83,6 +90,8 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
+        if self.request_timeout is not None and self.request_timeout <= 0:
+            raise ConfigError(f"request_timeout={self.request_timeout} must be above 0")
         if self.shutdown_timeout < 0:
             raise ConfigError(f"shutdown_timeout={self.shutdown_timeout} must not be negative")
         if any(not key for key in self.api_key):

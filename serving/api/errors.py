@@ -10,7 +10,23 @@ from starlette.responses import Response
 
 
 class OverloadedError(CapacityError):
-    """The queue is full; the client may try again later."""
+    """The queue is full; the client may try again after `retry_after` seconds."""
+
+    def __init__(self, message: str, *, asked: int, available: int, retry_after: int = 1) -> None:
+        super().__init__(message, asked=asked, available=available)
+        self.retry_after = retry_after
+
+
+class RateLimitedError(PagodaError):
+    """A client sends more than its share; it may try again after `retry_after` seconds."""
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RequestTimeoutError(PagodaError):
+    """The request ran longer than the server lets any run."""
 
 
 class DrainingError(PagodaError):
@@ -43,7 +59,9 @@ STATUS: dict[type[BaseException], Answer] = {
     NotFoundError: Answer(404, "invalid_request_error", "not_found"),
     RequestError: Answer(400, "invalid_request_error"),
     AuthenticationError: Answer(401, "authentication_error", "invalid_api_key"),
-    OverloadedError: Answer(503, "overloaded_error", "queue_full"),
+    OverloadedError: Answer(429, "overloaded_error", "queue_full"),
+    RateLimitedError: Answer(429, "rate_limit_error", "rate_limit_exceeded"),
+    RequestTimeoutError: Answer(504, "timeout_error", "request_timeout"),
     DrainingError: Answer(503, "service_unavailable_error", "shutting_down"),
     EngineDeadError: Answer(503, "service_unavailable_error", "engine_dead"),
     CapacityError: Answer(400, "invalid_request_error", "capacity_exceeded"),
@@ -86,8 +104,8 @@ def error_response(error: BaseException) -> Response:
     """The whole reply for a failed request."""
     headers = {}
     status = answer_for(error).status
-    if status == 503:
-        headers["Retry-After"] = "1"
+    if status in (429, 503):
+        headers["Retry-After"] = str(getattr(error, "retry_after", 1))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return Response(msgspec.json.encode(envelope(error)), status, headers, "application/json")

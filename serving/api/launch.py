@@ -12,6 +12,7 @@ from typing import Any
 from pagoda.models.loading.reference import resolve
 from pagoda.serving.api.address import bind, check_tls
 from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.keys import keys_of
 from pagoda.serving.api.server import Server, run_loop, set_up_logging
 from pagoda.serving.api.service import ModelCard, Service
 from pagoda.serving.engine.client import EngineClient
@@ -33,6 +34,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, started: float
     """
     set_up_logging(server_config)
     check_tls(server_config)
+    keys_of(server_config)  # announced keys that are not there are an error now, not when the model has loaded
     with bind(server_config) as sock:
         path = resolve(engine_config.model, engine_config.revision)
         defaults = server_defaults(path, server_config.generation_config, server_config.override_generation_config)
@@ -80,5 +82,5 @@ def _text(engine_config: EngineConfig, server_config: ServerConfig) -> TextFront
 
 def shown_settings(engine_config: EngineConfig, server_config: ServerConfig) -> dict[str, Any]:
     """What `/server_info` tells of the configuration; instead of the keys, how many there are."""
-    server = asdict(server_config) | {"api_key": len(server_config.api_key)}
+    server = asdict(server_config) | {"api_key": len(keys_of(server_config))}
     return {"engine_config": asdict(engine_config), "server_config": server}

@@ -10,7 +10,7 @@ import uuid
 from pagoda.serving.api.errors import AuthenticationError, error_response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics", "/load", "/stats", "/favicon.ico"})
+OPEN_PATHS = frozenset({"/", "/health", "/live", "/ready", "/ping", "/version", "/metrics", "/load", "/stats", "/favicon.ico"})
 """What needs no key: the page, which asks for one, and numbers for probes and scrapers."""
 
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -51,15 +51,22 @@ class KeyMiddleware:
         await self._app(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
-        path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
-        return scope["method"] == "OPTIONS" or path in OPEN_PATHS or self._has_key(scope)
+        return scope["method"] == "OPTIONS" or path_of(scope) in OPEN_PATHS or self._has_key(scope)
 
     def _has_key(self, scope: Scope) -> bool:
         headers = dict(scope["headers"])
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         given = token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
         digest = _digest(given)
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+        if sum(hmac.compare_digest(digest, known) for known in self._digests) == 0:
+            return False
+        scope.setdefault("state", {})["key"] = digest.hex()
+        return True
+
+
+def path_of(scope: Scope) -> str:
+    """The path below the place where a proxy mounts the server."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", "")) or "/"
 
 
 def _digest(key: bytes) -> bytes:

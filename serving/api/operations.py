@@ -41,6 +41,10 @@ class Operations:
             raise
         return Response(b"")
 
+    async def live(self, request: Request) -> Response:
+        """200 as long as this process answers; a drain or a dead engine is `health`'s to say."""
+        return Response(b"")
+
     async def version(self, request: Request) -> Response:
         return _json({"version": self._version})
 

@@ -8,6 +8,7 @@ import socket
 from dataclasses import replace
 
 from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.keys import keys_of
 from pagoda.serving.api.service import Service
 
 
@@ -31,13 +32,13 @@ def curl_line(config: ServerConfig, model: str) -> str:
     parts += ["--unix-socket", shlex.quote(config.uds)] if config.uds else []
     parts += ["-k"] if config.ssl_certfile else []
     parts += [f"{config.url}{config.root_path}/v1/chat/completions", "-H", "'Content-Type: application/json'"]
-    parts += ["-H", "'Authorization: Bearer YOUR_KEY'"] if config.api_key else []
+    parts += ["-H", "'Authorization: Bearer YOUR_KEY'"] if keys_of(config) else []
     return " ".join([*parts, "-d", shlex.quote(body)])
 
 
 def python_line(config: ServerConfig, model: str) -> str:
     """The same with the `openai` package."""
-    key = "YOUR_KEY" if config.api_key else "none"
+    key = "YOUR_KEY" if keys_of(config) else "none"
     imports, client = "from openai import OpenAI", ""
     if config.uds:
         imports += "; import httpx"

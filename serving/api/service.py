@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pagoda.hal.errors import EngineDeadError, NotFoundError, PagodaError, RequestError
 from pagoda.serving.api.config import ServerConfig
-from pagoda.serving.api.errors import DrainingError, OverloadedError
+from pagoda.serving.api.errors import DrainingError, OverloadedError, RequestTimeoutError
 from pagoda.serving.api.metrics import Metrics
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
@@ -59,6 +59,10 @@ class Service:
         self.dead: str | None = None
         self._live: dict[str, int] = {}
         self._queued: dict[str, int] = {}
+        self._late: set[str] = set()
+        self._aborts: set[asyncio.Future[None]] = set()
+        # mean seconds between first tokens of late, from which a full queue says when to come again
+        self._pace, self._last_start = 0.1, time.monotonic()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
 
     @property
@@ -100,11 +104,16 @@ class Service:
         """Run one request. Leaving the iterator early, and a stop string, end it in the engine too."""
         self._admit(request)
         timer = self.metrics.timer(request)
+        limit = self._end_after(request.request_id)
         text = RequestText(self.text.tokenizer, request.params, request.prompt)
         try:
             async with aclosing(self.client.generate(request)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
-                    self._queued.pop(request.request_id, None)
+                    self._started(request.request_id)
+                    if request.request_id in self._late:
+                        raise RequestTimeoutError(
+                            f"the request took longer than the {self.config.request_timeout:g} s that this server gives"
+                        )
                     parts = text.push(_checked(delta))
                     timer.step(parts)
                     yield Step(parts, delta.cached_tokens, delta.prompt_logprobs)
@@ -118,7 +127,30 @@ class Service:
         finally:
             self._live.pop(request.request_id, None)
             self._queued.pop(request.request_id, None)
+            self._late.discard(request.request_id)
+            if limit is not None:
+                limit.cancel()
             timer.end()
+
+    def _end_after(self, request_id: str) -> asyncio.TimerHandle | None:
+        if self.config.request_timeout is None:
+            return None
+        return asyncio.get_running_loop().call_later(self.config.request_timeout, self._time_out, request_id)
+
+    def _time_out(self, request_id: str) -> None:
+        self._late.add(request_id)
+        self._aborts.add(task := asyncio.ensure_future(self.client.abort([request_id])))
+        task.add_done_callback(self._aborts.discard)
+
+    def _started(self, request_id: str) -> None:
+        if self._queued.pop(request_id, None) is not None:
+            now = time.monotonic()
+            self._pace += 0.1 * (min(now - self._last_start, 10.0) - self._pace)
+            self._last_start = now
+
+    @property
+    def _queue_seconds(self) -> int:
+        return max(1, min(60, round(len(self._queued) * self._pace)))
 
     def _admit(self, request: EngineRequest) -> None:
         self.check_open()
@@ -133,6 +165,7 @@ class Service:
                     f"the queue holds {waiting} {unit}, this request brings {asked}, the limit is {limit}; try again later",
                     asked=asked,
                     available=limit - waiting,
+                    retry_after=self._queue_seconds,
                 )
         self._live[request.request_id] = self._queued[request.request_id] = len(request.prompt)
 

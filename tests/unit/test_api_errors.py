@@ -166,7 +166,7 @@ async def test_large_bodies_are_refused():
 async def test_full_queue():
     async with toy_server(ToyEngine(delay=0.2), max_num_queued_reqs=2) as toy:
         replies = await asyncio.gather(*(toy.complete("ab", max_tokens=1) for _ in range(5)))
-        refused = [reply for reply in replies if reply.status_code == 503]
+        refused = [reply for reply in replies if reply.status_code == 429]
         assert len(refused) == 3
         assert refused[0].json()["error"]["code"] == "queue_full"
         assert refused[0].headers["retry-after"] == "1"
@@ -177,7 +177,7 @@ async def test_full_queue():
 async def test_full_queue_by_tokens():
     async with toy_server(ToyEngine(delay=0.2), max_num_queued_tokens=30) as toy:
         replies = await asyncio.gather(*(toy.complete("a" * 14, max_tokens=1) for _ in range(4)))
-        assert sorted(reply.status_code for reply in replies) == [200, 200, 503, 503]
+        assert sorted(reply.status_code for reply in replies) == [200, 200, 429, 429]
         assert (await toy.complete("a" * 100, max_tokens=1)).status_code == 200
 
 
