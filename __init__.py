@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pagoda.serving.engine.params import SamplingParams
+    from pagoda.serving.frontend.lora import LoRARequest
     from pagoda.serving.sdk import LLM, AsyncLLM, devices
 
 # Read once by libgomp, which torch loads later: threads at a barrier spin for tens of microseconds and then sleep. With its own
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__", "devices"]
+__all__ = ["LLM", "AsyncLLM", "LoRARequest", "SamplingParams", "__version__", "devices"]
 
 _HOMES = {
     "LLM": "pagoda.serving.sdk",
     "AsyncLLM": "pagoda.serving.sdk",
     "devices": "pagoda.serving.sdk",
+    "LoRARequest": "pagoda.serving.frontend.lora",
     "SamplingParams": "pagoda.serving.engine.params",
 }
 

@@ -13,6 +13,7 @@ from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.hal.info import DeviceInfo
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.frontend.lora import LoRARequest
 from pagoda.serving.frontend.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from pagoda.serving.frontend.processor import Messages, Processor, Prompt
 from pagoda.serving.frontend.session import Session
@@ -25,12 +26,17 @@ __all__ = [
     "AsyncLLM",
     "Available",
     "CompletionOutput",
+    "LoRARequest",
     "Logprob",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
     "devices",
 ]
+
+
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
+"""One adapter for all prompts, one for each, or none."""
 
 
 class Available(NamedTuple):
@@ -87,19 +93,32 @@ class AsyncLLM:
         return self._session
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a prompt; yields the output as it grows (always the same object) until `finished`. Leaving early aborts."""
-        request, text = self.session.of_prompt(prompt, sampling_params, request_id=request_id)
+        adapter = await self.session.use_adapter(lora_request)
+        request, text = self.session.of_prompt(prompt, sampling_params, request_id=request_id, adapter=adapter)
         async with aclosing(self.session.run(request, text)) as outputs:
             async for output in outputs:
                 yield output
 
     async def chat(
-        self, messages: Messages, sampling_params: SamplingParams | None = None, request_id: str | None = None, **template: Any
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        **template: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation, as `generate`; `template` options: tools, add_generation_prompt, continue_final_message, variables."""
-        request, text = self.session.of_chat(messages, sampling_params, template, request_id=request_id)
+        adapter = await self.session.use_adapter(lora_request)
+        request, text = self.session.of_chat(messages, sampling_params, template, request_id=request_id, adapter=adapter)
         async with aclosing(self.session.run(request, text)) as outputs:
             async for output in outputs:
                 yield output
@@ -145,6 +164,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: Adapters = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts, all of them together; outputs are in the order of the prompts.
@@ -152,25 +172,28 @@ class LLM:
         Args:
             prompts: one, or a sequence: texts, lists of token ids, or mappings with "prompt" or "prompt_token_ids".
             sampling_params: for all, or one a prompt; by default the checkpoint's own.
+            lora_request: the adapter for all, or one a prompt (None: the model itself); needs `enable_lora=True`.
             progress: a line on standard error; by default on a terminal, for more than one prompt.
 
         Raises `RequestError` for what cannot be answered, before anything is sent.
         """
         many = _listed(prompts)
-        return self._run(self._session.of_prompts(many, _one_each(sampling_params, len(many))), progress)
+        adapters = self._names(lora_request, len(many))
+        return self._run(self._session.of_prompts(many, _one_each(sampling_params, len(many)), adapters), progress)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: Adapters = None,
         progress: bool | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several together; `template` options: tools, add_generation_prompt, variables …"""
         many: Sequence[Any] = [messages] if not messages or isinstance(messages[0], dict) else messages
-        params = _one_each(sampling_params, len(many))
-        return self._run([self._session.of_chat(chat, p, template) for chat, p in zip(many, params, strict=True)], progress)
+        each = zip(many, _one_each(sampling_params, len(many)), self._names(lora_request, len(many)), strict=True)
+        return self._run([self._session.of_chat(chat, p, template, adapter=adapter) for chat, p, adapter in each], progress)
 
     def beam_search(
         self,
@@ -210,6 +233,13 @@ class LLM:
     @property
     def processor(self) -> Processor:
         return self._session.processor
+
+    def _names(self, asked: Adapters, count: int) -> list[str | None]:
+        each = [asked] * count if asked is None or isinstance(asked, LoRARequest) else list(asked)
+        if len(each) != count:
+            raise RequestError(f"lora_request holds {len(each)} adapters for {count} prompts; give one, or one for each")
+        self._check_open()
+        return [self._thread.run(self._session.use_adapter(one)) for one in each]
 
     def _run(self, requests: Sequence[tuple[EngineRequest, str | None]], progress: bool | None) -> list[RequestOutput]:
         self._check_open()

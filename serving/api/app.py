@@ -6,6 +6,7 @@ from typing import Any
 
 import pagoda
 from pagoda.hal.errors import NotFoundError, PagodaError, RequestError
+from pagoda.serving.api.adapters import AdapterEndpoints
 from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.errors import error_response
@@ -39,12 +40,14 @@ def build_app(service: Service, settings: dict[str, Any] | None = None) -> Starl
 
 
 def _openai_routes(service: Service, bodies: BodyReader) -> list[Route]:
-    models, tokens = Models(service), Tokens(service, bodies)
+    models, tokens, adapters = Models(service), Tokens(service, bodies), AdapterEndpoints(service, bodies)
     return [
         Route("/v1/completions", Completions(service, bodies).create, methods=["POST"]),
         Route("/v1/chat/completions", Chat(service, bodies).create, methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{name:path}", models.get),
+        Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
     ]

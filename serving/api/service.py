@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from pagoda.hal.errors import EngineDeadError, NotFoundError, PagodaError, RequestError
+from pagoda.serving.api.adapters import cards_of
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.errors import DrainingError, OverloadedError, RequestTimeoutError
 from pagoda.serving.api.metrics import Metrics
@@ -55,6 +56,7 @@ class Service:
         self.client, self.text, self.card, self.config = client, text, card, config
         self.processor = Processor(text, client.facts, card.sampling_defaults)
         self.metrics = Metrics(card.names[0])
+        self.adapters = cards_of(client.facts.adapters, card.names)
         self.draining = False
         self.dead: str | None = None
         self._live: dict[str, int] = {}
@@ -72,10 +74,14 @@ class Service:
 
     def check_model(self, name: str | None) -> str:
         """The name for the reply. Raises `NotFoundError` for a model that is not served; none means the served one."""
-        if name is not None and name not in self.card.names:
-            served = ", ".join(self.card.names)
+        if name is not None and name not in self.card.names and name not in self.adapters:
+            served = ", ".join((*self.card.names, *self.adapters))
             raise NotFoundError(f"the model {name!r} is not served here; there is: {served}", param="model", code="model_not_found")
         return name or self.card.names[0]
+
+    def adapter_of(self, name: str | None) -> str | None:
+        """The adapter that a checked name stands for; None for the model itself."""
+        return name if name in self.adapters else None
 
     def check_open(self) -> None:
         """Raises when the server takes no new requests."""

@@ -75,6 +75,7 @@ class Processor:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         beam_width: int = 0,
         length_penalty: float = 1.0,
     ) -> EngineRequest:
@@ -90,6 +91,7 @@ class Processor:
             eos_ids=self.text.tokenizer.eos_ids,
             priority=priority,
             cache_salt=cache_salt,
+            adapter=adapter,
             beam_width=beam_width,
             length_penalty=length_penalty,
             arrival=time.time(),

@@ -6,9 +6,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.frontend.lora import LoRARequest
 from pagoda.serving.frontend.outputs import OutputBuilder, RequestOutput
 from pagoda.serving.frontend.processor import Encoded, Messages, Processor, Prompt
 
@@ -19,16 +21,33 @@ class Session:
     def __init__(self, client: EngineClient, processor: Processor) -> None:
         self.client = client
         self.processor = processor
+        self._adapters = {name for name, *_ in client.facts.adapters}
+
+    async def use_adapter(self, adapter: LoRARequest | None) -> str | None:
+        """The name for requests, loaded if it was not. Raises `RequestError` for an adapter that does not fit the model."""
+        if adapter is None:
+            return None
+        if adapter.lora_name not in self._adapters:
+            if not adapter.lora_path:
+                raise RequestError(f"adapter {adapter.lora_name!r} is not loaded and brings no lora_path", param="lora_request")
+            await self.client.call("load_adapter", name=adapter.lora_name, path=adapter.lora_path)
+            self._adapters.add(adapter.lora_name)
+        return adapter.lora_name
 
     def of_prompt(self, prompt: Prompt, params: SamplingParams | None = None, **fields: Any) -> tuple[EngineRequest, str | None]:
         """A request for a prompt, checked, not sent; the prompt's text beside it. `fields` are those of `Processor.request`."""
         return self._made(self.processor.encode(prompt), params, fields)
 
     def of_prompts(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | None], **fields: Any
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams | None],
+        adapters: Sequence[str | None] | None = None,
+        **fields: Any,
     ) -> list[tuple[EngineRequest, str | None]]:
-        """The same for several prompts, each with its settings."""
-        return [self._made(encoded, p, fields) for encoded, p in zip(self.processor.encode_all(prompts), params, strict=True)]
+        """The same for several prompts, each with its settings and its adapter."""
+        each = zip(self.processor.encode_all(prompts), params, adapters or [None] * len(prompts), strict=True)
+        return [self._made(encoded, p, fields | {"adapter": adapter}) for encoded, p, adapter in each]
 
     def of_chat(
         self, messages: Messages, params: SamplingParams | None = None, options: dict[str, Any] | None = None, **fields: Any

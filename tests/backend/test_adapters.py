@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 from lora_folders import make_adapter, merged, modules_of
+from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.build import engine_starter
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.inprocess_client import InProcessClient
 from pagoda.serving.engine.messages import EngineRequest, EngineStats
 from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.frontend.lora import LoRARequest
+from pagoda.serving.sdk import LLM
 from tiny_checkpoints import make
 
 SHARED = tuple(range(20, 60))
@@ -128,3 +131,17 @@ def test_rows_without_adapter_keep_their_bits(folders: dict[str, Path]) -> None:
 def test_two_ranks_answer_the_same(folders: dict[str, Path], truth: dict[str, Heard], device: str) -> None:
     heard, _ = asyncio.run(serve(config(folders, device, tensor_parallel_size=2), mixed()))
     assert same(heard, truth)
+
+
+def test_the_sdk_loads_what_it_is_asked_for(folders: dict[str, Path], truth: dict[str, Heard]) -> None:
+    asked = [LoRARequest("a", 1, str(folders["a"])), None, LoRARequest("b", 2, str(folders["b"]))]
+    with LLM(
+        str(folders["base"]), enable_lora=True, max_cpu_loras=1, skip_tokenizer_init=True, num_gpu_blocks_override=300, **SIZES
+    ) as llm:
+        params = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
+        for _ in range(2):
+            outputs = llm.generate([list(PROMPTS[0])] * 3, params, lora_request=asked)
+            for name, output in zip(("a0", "None0", "b0"), outputs, strict=True):
+                assert output.outputs[0].token_ids == [token for token, _ in truth[name]]
+        with pytest.raises(RequestError, match="adapter_config"):
+            llm.generate([5, 6], params, lora_request=LoRARequest("c", 3, str(folders["base"])))

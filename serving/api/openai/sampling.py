@@ -106,6 +106,7 @@ def engine_request(
             request_id=engine_id(reply_id),
             priority=request.priority or 0,
             cache_salt=request.cache_salt,
+            adapter=service.adapter_of(request.model),
             beam_width=_beam_width(request, params),
             length_penalty=1.0 if request.length_penalty is None else request.length_penalty,
         )
