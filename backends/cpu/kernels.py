@@ -16,8 +16,8 @@ _EXPERTS = "pagoda.backends.cpu.kernels_moe_gguf:"
 _WIDE_ARCHS = frozenset({"x86-64-avx2", "x86-64-avx512", "x86-64-avx512vnni", "x86-64-avx512bf16", "x86-64-amx"})
 """Architectures whose vectors the products were written for; elsewhere torch's own are better."""
 
-_DOT_ARCHS = frozenset({"x86-64-avx512bf16", "x86-64-amx"})
-"""Architectures that multiply bfloat16 pairs, and are sure to have AVX-512."""
+_DOT_ARCHS = frozenset({"x86-64-avx512vnni", "x86-64-avx512bf16", "x86-64-amx"})
+"""Architectures with the integer dot products of AVX-512."""
 
 _Question = Callable[[Any], Reason | None]
 _CLAIMS = frozenset({"batch_invariant", "capturable"})
@@ -27,6 +27,7 @@ def cpu_kernels() -> tuple[Kernel, ...]:
     """All of them; those that need the native library say so where it is absent."""
     return (
         replace(_native("gemm", "NativeGemm", _pairs("in_features")), needs=_needs(_WIDE_ARCHS), packed_bytes=_gemm_bytes),
+        _prompt_kernel(),
         _blocks_kernel(),
         _decoded_kernel(),
         _experts_kernel(),
@@ -51,6 +52,13 @@ def _native(op: str, implementation: str, *questions: _Question) -> Kernel:
         return next((reason for ask in (lambda _: available(), *questions) if (reason := ask(facts))), None)
 
     return Kernel(op, "native", _NATIVE + implementation, _needs(), accepts, rank=10.0, claims=_CLAIMS)
+
+
+def _prompt_kernel() -> Kernel:
+    needs = Needs(archs=_DOT_ARCHS, dtypes=frozenset({"bfloat16"}))
+    kernel = _native("gemm", "NativeGemmPrompt", _pairs("in_features"))
+    claims = _CLAIMS - {"batch_invariant"}
+    return replace(kernel, name="native_prompt", needs=needs, packed_bytes=_gemm_bytes, rank=15.0, claims=claims)
 
 
 _INPUT_EPS = 2.0**-14

@@ -36,14 +36,14 @@ class PackedWeight:
 
     __slots__ = ("args", "handle", "outer", "tensors")
 
-    def __init__(self, facts: GemmFacts, bias: bool) -> None:
+    def __init__(self, facts: GemmFacts, bias: bool, any_order: bool = False) -> None:
         padded = -(-facts.out_features // _GROUP) * _GROUP
         dtype = getattr(torch, facts.dtype)
         weight = arena().take(padded * facts.in_features * dtype.itemsize).view(dtype)
         self.tensors = (weight, torch.zeros(padded, dtype=torch.float32) if bias else None)
         self.outer = facts.out_features
         address = self.tensors[1].data_ptr() if self.tensors[1] is not None else None
-        self.args = GemmArgs(facts.in_features, facts.out_features, TYPES[facts.dtype], 0, weight.data_ptr(), address)
+        self.args = GemmArgs(facts.in_features, facts.out_features, TYPES[facts.dtype], any_order, weight.data_ptr(), address)
         self.handle = ctypes.addressof(self.args)
 
 
@@ -51,6 +51,7 @@ class NativeGemm(PlainKernel):
     """`gemm` with weights repacked once; results do not depend on the number of rows."""
 
     facts: GemmFacts
+    any_order = False
 
     def __init__(self, facts: GemmFacts, native: Native | None = None) -> None:
         super().__init__(facts)
@@ -59,7 +60,7 @@ class NativeGemm(PlainKernel):
 
     def pack(self, weights: Mapping[str, torch.Tensor], out: Any | None = None) -> PackedWeight:
         weight, bias = weights["weight"], weights.get("bias")
-        packed = out or PackedWeight(self.facts, bias is not None)
+        packed = out or PackedWeight(self.facts, bias is not None, self.any_order)
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         self._native.pack(packed.handle, weight.data_ptr(), weight.stride(0), packed.args.weight)
         if bias is not None:
@@ -73,6 +74,12 @@ class NativeGemm(PlainKernel):
         out = torch.empty((rows, outer), dtype=x.dtype)
         self._gemm(packed.handle, x.data_ptr(), x.stride(0), rows, out.data_ptr(), outer, _threads())
         return out
+
+
+class NativeGemmPrompt(NativeGemm):
+    """The same, by sums of integers where rows are many and the processor is faster at those."""
+
+    any_order = True
 
 
 class NativeRmsNorm(PlainKernel):

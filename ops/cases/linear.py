@@ -33,7 +33,9 @@ def _gemm_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
     for inner, outer in ((1, 1), (63, 65), (576, 17), (129, 256), (2049, 33)):
         for rows in (1, 3, 8):
             yield _gemm_case(gen, dtype, f"{rows}×{inner}×{outer}", rows, (inner, outer), bias=True)
-    for rows in (1, 5):
+    for rows, inner, outer in ((64, 2, 1), (67, 34, 33), (77, 1030, 70), (130, 576, 96)):
+        yield _gemm_case(gen, dtype, f"prompt of {rows}×{inner}×{outer}", rows, (inner, outer), bias=rows % 2 == 1)
+    for rows in (1, 5, 70):
         yield _gemm_case(gen, dtype, "large magnitudes", rows, (256, 128), bias=False, scale=1e3)
         case = _gemm_case(gen, dtype, "strided rows", rows, (256, 128), bias=False)
         yield Case(f"{case.label}, {rows}", case.facts, (strided(case.args[0]),), case.weights)

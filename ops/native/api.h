@@ -11,7 +11,8 @@ enum PgType : int32_t { PG_F32 = 0, PG_BF16 = 1 };
 // A packed weight: groups of 32 output columns, each [inner][32] float32 or [inner / 2][32][2] bfloat16; columns padded with zeros.
 struct PgGemm {
   int64_t inner, outer;
-  int32_t type, reserved;
+  int32_t type;
+  int32_t any_order;  // not 0: results may depend on the number of rows, where that is faster
   const void* weight;
   const float* bias;  // padded to groups, or null
 };

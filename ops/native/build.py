@@ -31,7 +31,8 @@ _X86 = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"],
 }
-_X86["avx512bf16"] = [*_X86["avx512"], "-mavx512bf16", "-mavx512vnni"]
+_X86["avx512vnni"] = [*_X86["avx512"], "-mavx512vnni"]
+_X86["avx512bf16"] = [*_X86["avx512vnni"], "-mavx512bf16"]
 
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
 _FLAGS += ["-Wall", "-Wno-unknown-pragmas", "-Wno-psabi", "-Wno-unused-function"]

@@ -5,6 +5,7 @@
 
 #include "api.h"
 #include "microkernel.h"
+#include "pointwise.h"
 #include "scratch.h"
 
 namespace PG_ISA {
@@ -96,16 +97,26 @@ static void gemm_threads(const PgGemm* g, const typename K::A* x, int64_t x_stri
   }
 }
 
+}  // namespace PG_ISA
+
+#include "gemm_int.h"
+
+namespace PG_ISA {
+
 static void gemm(const PgGemm* g, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads) {
   if (rows == 0 || g->outer == 0) return;
   if (g->type == PG_F32) return gemm_threads<F32>(g, (const float*)x, x_stride, rows, (float*)out, out_stride, threads);
+#if PG_DOT8 && !PG_DOT16
+  if (g->any_order && rows >= MANY_ROWS) return int_gemm(g, (const bf16*)x, x_stride, rows, (bf16*)out, out_stride, threads);
+#endif
 #if PG_DOT16
   gemm_threads<Dot16>(g, (const bf16*)x, x_stride, rows, (bf16*)out, out_stride, threads);
 #else
   float* wide = (float*)scratch<1>(rows * g->inner * sizeof(float));
   const bf16* narrow = (const bf16*)x;
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t i = 0; i < g->inner; i++) wide[r * g->inner + i] = to_float(narrow[r * x_stride + i]);
+  for_rows(rows, team(rows, g->inner, threads), [=](int64_t r) {
+    for (int64_t i = 0; i < g->inner; i += W) store_some(wide + r * g->inner + i, load_some(narrow + r * x_stride + i, g->inner - i), g->inner - i);
+  });
   gemm_threads<Wide16>(g, wide, g->inner, rows, (bf16*)out, out_stride, threads);
 #endif
 }

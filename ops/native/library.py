@@ -28,7 +28,7 @@ def available() -> str | None:
 class GemmArgs(Structure):
     """`PgGemm`: a packed weight."""
 
-    _fields_ = (("inner", c_int64), ("outer", c_int64), ("type", c_int32), ("reserved", c_int32), ("weight", c_void_p), ("bias", c_void_p))
+    _fields_ = (("inner", c_int64), ("outer", c_int64), ("type", c_int32), ("any_order", c_int32), ("weight", c_void_p), ("bias", c_void_p))
 
 
 class QuantArgs(Structure):
@@ -140,7 +140,7 @@ class Program:
             self._library.pg_free(self._handle)
 
 
-ISAS = ("avx512bf16", "avx512", "avx2", "baseline")
+ISAS = ("avx512bf16", "avx512vnni", "avx512", "avx2", "baseline")
 
 
 @cache

@@ -16,7 +16,7 @@ import pytest
 import torch  # before the library: they share one OpenMP runtime
 from pagoda.backends.cpu.backend import CpuBackend
 from pagoda.backends.cpu.kernels import cpu_kernels
-from pagoda.hal.kernel import Kernel
+from pagoda.hal.kernel import Kernel, Needs
 from pagoda.ops.attention import PagedBatch
 from pagoda.ops.cases.attention import attention_case, facts_of
 from pagoda.ops.cases.linear_gguf import draw_blocks
@@ -67,6 +67,31 @@ def test_every_instruction_set_matches_oracle(name: str, isa: str, dtype: str) -
     report = check_kernel(bound, ALL_OPS[kernel.op], dtype=dtype, seed=1)
     assert report.ran > 5, report.refused
     assert not report.failures, str(report)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa in here()])
+@pytest.mark.parametrize("name", ["gemm=native", "gemm=native_prompt"])
+def test_products_match_oracle_on_every_instruction_set(name: str, isa: str) -> None:
+    kernel = KERNELS[name]
+    bound = ForIsa(**{**vars(kernel), "name": isa, "needs": Needs(dtypes=kernel.needs.dtypes)})
+    for dtype in sorted(kernel.needs.dtypes):
+        report = check_kernel(bound, ALL_OPS["gemm"], dtype=dtype, seed=2)
+        assert report.ran > 15, report.refused
+        assert not report.failures, str(report)
+
+
+def test_integer_products_keep_what_is_not_finite_and_what_is_tiny() -> None:
+    """A prompt's rows with infinities, NaN or nothing above a denormal do not disturb their neighbours."""
+    gen = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(96, 160, generator=gen).bfloat16(), torch.randn(40, 160, generator=gen).bfloat16()
+    x[3, 7], x[9, 40], x[11], x[12] = float("inf"), float("nan"), 0.0, 1e-39
+    run = KERNELS["gemm=native_prompt"].load(GemmFacts("bfloat16", 160, 40))
+    out = run.run(run.pack({"weight": weight}), x)
+    plain = [row for row in range(96) if row not in (3, 9)]
+    expected = x[plain].double() @ weight.double().T
+    assert not out[[3, 9]].isfinite().any()
+    assert torch.allclose(out[plain].double(), expected, rtol=2**-7, atol=0.2)
+    assert not out[11].any() and out[12].abs().max() < 1e-36
 
 
 def test_attention_is_the_same_however_it_is_cut() -> None:
