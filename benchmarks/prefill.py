@@ -104,7 +104,13 @@ def main() -> None:
                 show(book, total)
             times = [seconds_of(llm, tokens, 2 + turn) for turn in range(options.rounds)]
             figures = {"tok_s": round(tokens / statistics.median(times), 1), "best_tok_s": round(tokens / min(times), 1)}
-            facts = {"model": options.model, "dtype": options.dtype, "tokens": tokens, "threads": torch.get_num_threads(), "profiled": options.profile}
+            facts = {
+                "model": options.model,
+                "dtype": options.dtype,
+                "tokens": tokens,
+                "threads": torch.get_num_threads(),
+                "profiled": options.profile,
+            }
             print(json.dumps(facts | figures), flush=True)
 
 

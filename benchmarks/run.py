@@ -3,6 +3,7 @@
 host_step.py        host work of one decode step on the null device
 kv_waste.py         share of allocated KV slots that hold nothing, under a mixed load
 sdk_overhead.py     host work of the SDK's side of a token
+prefill.py          prompt tokens a second on the CPU, and where a prompt's time goes
 static_batches.py   throughput against transformers with static, maximum-length batches, in the same run
 """
 
@@ -13,7 +14,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SCRIPTS = ("host_step.py", "kv_waste.py", "sdk_overhead.py", "static_batches.py")
+SCRIPTS = ("host_step.py", "kv_waste.py", "prefill.py", "sdk_overhead.py", "static_batches.py")
 
 
 def main() -> int:

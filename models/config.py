@@ -10,7 +10,8 @@ from pagoda.hal.errors import ModelError
 T = TypeVar("T")
 
 _HARMLESS = """
-architectures auto_map model_type _name_or_path _model_name_or_path name_or_path transformers_version torch_dtype dtype use_cache tokenizer_class
+architectures auto_map model_type _name_or_path _model_name_or_path name_or_path transformers_version torch_dtype dtype use_cache
+tokenizer_class
 task_specific_params bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id cls_token_id unk_token_id mask_token_id
 initializer_range initializer_factor init_std init_method_std use_return_dict return_dict output_hidden_states output_attentions torchscript
 attention_dropout hidden_dropout attn_pdrop embd_pdrop resid_pdrop dropout hidden_dropout_prob attention_probs_dropout_prob
