@@ -38,6 +38,8 @@ _COUNTERS: _Reads = (
     ("num_preemptions", "Preemptions.", lambda s: s.preemptions),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda s: s.prefix_queries),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s: s.prefix_hits),
+    ("external_prefix_cache_queries", "Prompt tokens asked of a store beside the pool.", lambda s: s.external_queries),
+    ("external_prefix_cache_hits", "Prompt tokens brought back from it.", lambda s: s.external_hits),
     ("spec_decode_num_drafts", "Times that tokens were drafted for a sequence.", lambda s: s.drafts),
     ("spec_decode_num_draft_tokens", "Drafted tokens.", lambda s: s.draft_tokens),
     ("spec_decode_num_accepted_tokens", "Drafted tokens that were right.", lambda s: s.accepted_tokens),

@@ -106,6 +106,7 @@ class Admitter:
     def _load(self, sequence: Sequence, start: Start, units: int) -> None:
         index, tables = self._ledger.index, self._ledger.tables
         first = start.length // index.unit
+        self._ledger.counters["external_queries"] += units * index.unit
         self._extend(sequence.slot, (first + units) * index.unit)
         pages = tuple(index.unit_pages(tables.row(sequence.slot), unit) for unit in range(first, first + units))
         self._jobs += 1

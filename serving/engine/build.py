@@ -6,13 +6,18 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from pagoda.hal.comm import Communicator, Topology
 from pagoda.hal.device import Device
 from pagoda.hal.errors import PagodaError
 from pagoda.hal.kv import CacheGroup
+from pagoda.hal.stream import Stream
 from pagoda.hal.table import KernelTable
 from pagoda.models.adapters.peft import read_adapter
 from pagoda.models.decoder import Decoder
@@ -21,6 +26,7 @@ from pagoda.serving.engine.adapter_store import AdapterStore
 from pagoda.serving.engine.adapters import LoadedAdapter, modules_of
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.core import EngineCore, Sink
+from pagoda.serving.engine.executor import Executor
 from pagoda.serving.engine.executors.inprocess import InProcessExecutor
 from pagoda.serving.engine.executors.multiproc import MultiprocExecutor
 from pagoda.serving.engine.inprocess_client import Engine, EngineStarter
@@ -32,6 +38,9 @@ from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
 from pagoda.serving.engine.sizing import describe_model, size
 from pagoda.serving.engine.spec.make import make_drafter
 from pagoda.serving.engine.target import Target, open_target
+from pagoda.serving.engine.transfer.make import StoreSpec, files_of, identity_of, make_connector, make_shelf
+from pagoda.serving.engine.transfer.shelves import Shelf
+from pagoda.serving.engine.transfer.store import StoreConnector
 
 log = logging.getLogger("pagoda.engine")
 
@@ -49,12 +58,34 @@ def start_engine(config: EngineConfig, sink: Sink) -> Engine:
     try:
         scheduler = Scheduler(SchedulerConfig.of(config), facts, drafter=make_drafter(config.speculation))
         core = EngineCore(scheduler, executor, facts, sink, config.max_cpu_loras)
+        connector = _connector(config, facts, executor)
+        scheduler = Scheduler(SchedulerConfig.of(config), facts, connector, make_drafter(config.speculation))
+        core = EngineCore(scheduler, executor, facts, sink)
+        if connector is not None:
+            connector.wake = core.wake
     except BaseException:
         executor.stop()
         raise
     if isinstance(executor, MultiprocExecutor):
         executor.on_failure = core.rank_failed
     return Engine(core, executor)
+
+
+def _connector(config: EngineConfig, facts: RunnerFacts, executor: Executor) -> StoreConnector | None:
+    spec = _store(config, facts.groups)
+
+    def post(method: str, *, aside: bool = False, **arguments: Any) -> Sequence[Future[Any]]:
+        return executor.post("store", aside=aside, action=method, **arguments)
+
+    return make_connector(spec, post) if spec is not None else None
+
+
+def _store(config: EngineConfig, groups: tuple[CacheGroup, ...]) -> StoreSpec | None:
+    if config.storage is None:
+        return None
+    asked = [getattr(config, name) for name in ("load_format", "dtype", "kv_cache_dtype", "quantization", "seed", "hf_overrides", "kernel")]
+    identity = identity_of(files_of(Path(config.model)), asked, config.device, groups)
+    return StoreSpec(config.storage, groups, identity, config.tensor_parallel_size)
 
 
 def build_runner(config: EngineConfig, topology: Topology) -> Runner:
@@ -77,6 +108,7 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     runner_facts = replace(_facts(config, target, sizes.groups, pages, model, max_model_len), adapters=adapters)
     limits = RunnerLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len, runner_facts.overlap)
     runner = Runner(device, target.table, model, pages, runner_facts, limits, load, communicator, store)
+    runner = Runner(device, target.table, model, pages, runner_facts, limits, load, communicator, _shelf(config, pages, topology.rank))
     runner.warm_up()
     log.info("rank %d loaded %s on %s in %.1f s", topology.rank, facts.architecture, device.info.model, time.perf_counter() - began)
     return runner
@@ -93,6 +125,11 @@ def _adapters(config: EngineConfig, description: Description) -> tuple[AdapterSt
             raise read
         loaded.append(LoadedAdapter(module, number, *read))
     return store, tuple(loaded)
+def _shelf(config: EngineConfig, pages: Pages, rank: int) -> Callable[[Stream], Shelf] | None:
+    spec, pool = _store(config, pages.groups), pages.pool
+    if spec is None or pool is None:
+        return None
+    return lambda stream: make_shelf(spec, pages.device, stream, pool.view(len(pool), -1), rank)
 
 
 def _told(load: Callable[..., Decoder]) -> Decoder:

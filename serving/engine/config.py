@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.engine.spec.config import Speculation, speculation_of
+from pagoda.serving.engine.transfer.config import Storage, storage_of
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,15 @@ class EngineConfig:
     )
     enable_chunked_prefill: Annotated[bool, Flag("Split long prompts over steps, so that they do not stall others.")] = True
     long_prefill_token_threshold: Annotated[int, Flag("Most tokens of one prompt in a step; 0 is no limit.")] = 0
+    kv_offloading_size: Annotated[float | None, Flag("GiB of host memory that keep KV pages which leave the pool.", metavar="GIB")] = None
+    kv_transfer_config: Annotated[
+        dict[str, Any] | None,
+        Flag(
+            "JSON: a store of KV pages beside the pool; `kv_connector` is OffloadingConnector (host memory) or ExampleConnector (files),"
+            " with `kv_connector_extra_config`.",
+            metavar="JSON",
+        ),
+    ] = None
     scheduling_policy: Annotated[Literal["fcfs", "priority"], Flag("Order of waiting requests.")] = "fcfs"
     async_scheduling: Annotated[bool, Flag("Plan the next step while the device runs this one.")] = True
     speculative_config: Annotated[
@@ -95,7 +105,13 @@ class EngineConfig:
         """What `speculative_config` asks for."""
         return speculation_of(self.speculative_config)
 
+    @property
+    def storage(self) -> Storage | None:
+        """What `kv_transfer_config` or `kv_offloading_size` asks for."""
+        return storage_of(self.kv_transfer_config, self.kv_offloading_size, prefix_caching=self.enable_prefix_caching)
+
     def __post_init__(self) -> None:
+        storage_of(self.kv_transfer_config, self.kv_offloading_size, prefix_caching=self.enable_prefix_caching)
         object.__setattr__(self, "dtype", {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype))
         speculation_of(self.speculative_config)
         if not 0 < self.device_memory_utilization <= 1:

@@ -128,6 +128,10 @@ class EngineCore:
 
         self._put(fail, lambda _: None)
 
+    def wake(self) -> None:
+        """Look for work: something outside has changed."""
+        self._put(lambda: None, lambda _: None)
+
     def stop(self) -> None:
         """Make `run` return after the step in flight; idempotent."""
         self._commands.put(None)

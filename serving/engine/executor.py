@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -21,6 +22,10 @@ class Executor(Protocol):
 
     def collective(self, method: str, **arguments: Any) -> list[Any]:
         """Call a runner method on every rank between steps; one answer a rank."""
+        ...
+
+    def post(self, method: str, *, aside: bool = False, **arguments: Any) -> Sequence[Future[Any]]:
+        """The same, without waiting: a future a rank, called back from any thread. `aside`: in a thread of its own, beside the steps."""
         ...
 
     def health(self) -> None:

@@ -184,6 +184,7 @@ class Ledger:
 
     def _start(self, sequence: Sequence, loaded: int) -> None:
         slot = sequence.slot
+        self.counters["external_hits"] += loaded
         tokens = int(self.slots.computed[slot]) + loaded
         self.slots.computed[slot] = self.slots.committed[slot] = tokens
         self.slots.active[slot] = True

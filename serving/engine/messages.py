@@ -130,6 +130,7 @@ class EngineStats:
         pages_total, pages_used, pages_cached: the pool; cached pages are free but still hold a known prefix.
         prompt_tokens, generation_tokens, preemptions: counters.
         prefix_queries, prefix_hits: counters of prompt tokens looked up and found.
+        external_queries, external_hits: counters of prompt tokens asked of a store beside the pool, and brought back.
         drafts, draft_tokens, accepted_tokens: counters of speculation: rows that had drafts, drafts, those that were right; accepted_at:
             the latter by how many drafts deep they were.
         steps: steps run. step_ms, host_ms: the last step's wall and host time.
@@ -148,6 +149,8 @@ class EngineStats:
     steps: int = 0
     step_ms: float = 0.0
     host_ms: float = 0.0
+    external_queries: int = 0
+    external_hits: int = 0
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0

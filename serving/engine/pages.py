@@ -19,6 +19,7 @@ class Pages:
     """
 
     def __init__(self, device: Device, groups: tuple[CacheGroup, ...], num_pages: int, num_layers: int) -> None:
+        self.device = device
         self.groups = groups
         self.num_pages = num_pages
         self.page_sizes = tuple(group.tokens_per_page for group in groups)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
 from pagoda.hal.errors import PagodaError
 from pagoda.hal.memory import MemoryKind
+from pagoda.hal.stream import Stream
 from pagoda.hal.table import KernelTable
 from pagoda.models.model import Model
 from pagoda.serving.engine.adapter_store import AdapterStore
@@ -27,6 +29,7 @@ from pagoda.serving.engine.plan import Admission, PageCopies, RunnerFacts, StepP
 from pagoda.serving.engine.results import Pending, PromptLogprobs, ResultCopier
 from pagoda.serving.engine.sampler import Logprobs, Sampled, Sampler
 from pagoda.serving.engine.settings import SamplingSlots, Use
+from pagoda.serving.engine.transfer.shelves import Shelf
 
 PROMPT_CHUNK = 256
 """Rows whose logits exist at the same time when prompt logprobs are made."""
@@ -57,6 +60,7 @@ class Runner:
         reload: loads the model again after its weights were released, or None.
         communicator: of the ranks, left when the runner is closed.
         adapters: this rank's, or None where they are not enabled.
+        shelf: makes this rank's part of a store of pages, on the stream of its steps.
     """
 
     def __init__(
@@ -70,10 +74,12 @@ class Runner:
         reload: Callable[[], Model] | None = None,
         communicator: Communicator | None = None,
         adapters: AdapterStore | None = None,
+        shelf: Callable[[Stream], Shelf] | None = None,
     ) -> None:
         self.device, self.pages, self.facts, self.limits = device, pages, facts, limits
         self._reload, self._communicator, self._adapters = reload, communicator, adapters
         self._stream = device.stream()
+        self._shelf = shelf(self._stream) if shelf is not None else None
         vocab, rows = model.facts.vocab_size, limits.max_num_seqs
         self._slots = SamplingSlots(rows, vocab)
         self._sampler = Sampler(device, table, vocab, rows)
@@ -109,6 +115,12 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         """Start a step and wait for it."""
         return self.launch(plan).wait()
+
+    @torch.inference_mode()
+    def store(self, action: str, **arguments: Any) -> Any:
+        """Call a method of this rank's `Shelf`."""
+        with self._stream:
+            return getattr(self._shelf, action)(**arguments)
 
     def release(self, kind: Literal["kv", "weights"]) -> None:
         """Drop the bytes of the pool or of the weights (sleep); no step may run before `restore`."""

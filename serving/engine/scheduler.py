@@ -192,7 +192,7 @@ class Scheduler:
         ledger, pool = self._ledger, self._ledger.pool
         running = len(ledger.running)
         counted = ("prompt_tokens", "generation_tokens", "preemptions", "prefix_queries", "prefix_hits", "steps")
-        drafted = ("drafts", "draft_tokens", "accepted_tokens")
+        more = ("external_queries", "external_hits", "drafts", "draft_tokens", "accepted_tokens")
         return EngineStats(
             running=running,
             waiting=sum(request.unfinished for request in ledger.requests.values()) - running,
@@ -201,7 +201,7 @@ class Scheduler:
             pages_cached=pool.cached,
             accepted_at=tuple(ledger.accepted_at[place] for place in range(len(ledger.accepted_at))),
             finished=dict(ledger.finished),
-            **{name: ledger.counters[name] for name in (*counted, *drafted)},
+            **{name: ledger.counters[name] for name in (*counted, *more)},
         )
 
     def _request(self, source: EngineRequest, limit: int) -> Request:

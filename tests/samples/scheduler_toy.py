@@ -4,6 +4,7 @@ page can be checked, and the next token is a function of that digest alone."""
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,8 @@ from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import ON_DEVICE, RowLogprobs, RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
 from pagoda.serving.engine.spec.drafter import Draft, DraftState
+from pagoda.serving.engine.transfer.catalog import HostCatalog
+from pagoda.serving.engine.transfer.store import StoreConnector
 
 VOCAB = 50
 EOS = 7
@@ -261,6 +264,24 @@ def as_rows(entries) -> RowLogprobs:
         np.array([[token for token, _ in top] for top in tops], np.int32).reshape(len(entries), -1),
         np.array([[value for _, value in top] for top in tops], np.float32).reshape(len(entries), -1),
     )
+
+
+def toy_store(units, read, write, kind=StoreConnector):
+    """A store of pages in host memory whose shelf is a dictionary; `read` and `write` are those of `ToyRanks`."""
+    shelf = {}
+
+    def post(method, *, keys, pages=(), aside=False):
+        assert aside == (method == "fetch")
+        if method == "save":
+            shelf.update((key, read([held])) for key, held in zip(keys, pages, strict=True))
+        elif method == "place":
+            for key, held in zip(keys, pages, strict=True):
+                write([held], shelf[key])
+        done = Future()
+        done.set_result(len(keys))
+        return [done]
+
+    return kind(HostCatalog(units), post)
 
 
 class Toy:

@@ -14,8 +14,8 @@ from pagoda.hal.kv import CacheKind
 from pagoda.serving.engine.messages import FinishReason
 from pagoda.serving.engine.spec.drafter import PromptLookup
 from pagoda.serving.engine.transfer.connector import Loaded
-from pagoda.serving.engine.transfer.host_store import HostStore
-from scheduler_toy import KnowingDrafter, Toy, expected_tokens, group, toy_facts
+from pagoda.serving.engine.transfer.store import StoreConnector
+from scheduler_toy import KnowingDrafter, Toy, expected_tokens, group, toy_facts, toy_store
 
 GROUPS = {
     "full": (group(4),),
@@ -25,7 +25,7 @@ GROUPS = {
 PROMPTS = st.tuples(st.integers(0, 2), st.integers(0, 22), st.lists(st.integers(0, 49), min_size=1, max_size=6))
 
 
-class Flaky(HostStore):
+class Flaky(StoreConnector):
     """Ends loads some polls later, every third one only in part."""
 
     polls = 0
@@ -38,8 +38,8 @@ class Flaky(HostStore):
 
 STORES = {
     "none": None,
-    "host": lambda read, write: HostStore(12, read, write),
-    "flaky": lambda read, write: Flaky(12, read, write),
+    "host": lambda read, write: toy_store(12, read, write),
+    "flaky": lambda read, write: toy_store(12, read, write, Flaky),
 }
 
 DRAFTERS = {"none": None, "lookup": PromptLookup(3), "knowing": KnowingDrafter(2)}

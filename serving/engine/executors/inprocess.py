@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -31,6 +32,9 @@ class InProcessExecutor:
 
     def collective(self, method: str, **arguments: Any) -> list[Any]:
         return [self._running().call(method, arguments).result()]
+
+    def post(self, method: str, *, aside: bool = False, **arguments: Any) -> Sequence[Future[Any]]:
+        return [self._running().call(method, arguments, aside)]
 
     def health(self) -> None:
         self._running()

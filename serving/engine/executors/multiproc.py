@@ -6,7 +6,7 @@ import contextlib
 import pickle
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -64,7 +64,10 @@ class MultiprocExecutor:
         return self._ask(plan, answers=1)[0]
 
     def collective(self, method: str, **arguments: Any) -> list[Any]:
-        return [future.result() for future in self._ask(method, arguments, answers=self._world)]
+        return [future.result() for future in self._ask(method, arguments, False, answers=self._world)]
+
+    def post(self, method: str, *, aside: bool = False, **arguments: Any) -> Sequence[Future[Any]]:
+        return self._ask(method, arguments, aside, answers=self._world)
 
     def health(self) -> None:
         if self._failed is not None:

@@ -19,7 +19,7 @@ class Reply(NamedTuple):
 
 
 def serve(inbox: Inbox, outbox: Outbox) -> int:
-    """Messages: first (topology, builder); then (number, plan) or (number, method, arguments); None stops."""
+    """Messages: first (topology, builder); then (number, plan) or (number, method, arguments, aside); None stops."""
     topology, builder = inbox.get()
     worker = Worker(topology)
     name = f"rank {topology.rank}"
@@ -39,7 +39,7 @@ def serve(inbox: Inbox, outbox: Outbox) -> int:
         match message:
             case (number, StepPlan() as plan):
                 answer(number, worker.submit(plan), silent=topology.rank > 0)
-            case (number, method, arguments):
-                answer(number, worker.call(method, arguments))
+            case (number, method, arguments, aside):
+                answer(number, worker.call(method, arguments, aside))
     worker.stop()
     return 0

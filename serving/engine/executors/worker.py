@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
@@ -29,6 +29,7 @@ class Worker:
         self._waits: SimpleQueue[tuple[Pending, Future[StepResult]] | None] = SimpleQueue()
         self._runner: Runner | None = None
         self._broken: BaseException | None = None
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix=f"rank-{topology.rank}-aside")
         name = f"rank-{topology.rank}"
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._waiter = threading.Thread(target=self._wait, name=f"{name}-results", daemon=True)
@@ -50,8 +51,10 @@ class Worker:
         self._jobs.put(lambda: self._launch(plan, future))
         return future
 
-    def call(self, method: str, arguments: dict[str, Any]) -> Future[Any]:
-        """Queue a call of a public runner method between steps."""
+    def call(self, method: str, arguments: dict[str, Any], aside: bool = False) -> Future[Any]:
+        """Queue a call of a public runner method between steps; `aside`: in a thread of its own, after other such calls."""
+        if aside:
+            return self._aside.submit(lambda: getattr(self._runner, method)(**arguments))
         return self._enqueue(lambda: getattr(self._runner, method)(**arguments))
 
     def stop(self) -> None:
@@ -95,6 +98,7 @@ class Worker:
             job()
         self._waits.put(None)
         self._waiter.join()
+        self._aside.shutdown()
         if self._runner is not None and self._broken is None:
             self._runner.close()
         self._runner = None
