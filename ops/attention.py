@@ -62,6 +62,20 @@ class HostLengths(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TreeMask:
+    """Drafts that branch: the last tokens of a request that has them.
+
+    Attributes:
+        nodes: `[R]` int32, how many of the request's last tokens are drafts.
+        seen: `[T]` int64, of a draft: bit j is set where it sees draft j of its request, itself included; −1 for other tokens. A draft sees
+            all keys before the drafts, as windows and slopes have it at its own depth.
+    """
+
+    nodes: torch.Tensor
+    seen: torch.Tensor
+
+
+@dataclass(frozen=True)
 class PagedBatch:
     """One cache group's view of a step. Request r has query tokens `[query_start[r], query_start[r+1])`, its last `q` ones.
 
@@ -72,6 +86,7 @@ class PagedBatch:
         slots: `[T]` int64, page · page_size + offset where each token's K and V go; padding tokens go to page 0.
         max_query, max_seq: upper bounds on the host, exact or above.
         lengths: exact lengths, where the host has them when the step is planned.
+        tree: of drafts that branch; only kernels that say so take it (the reference does), and no other is given one.
     """
 
     query_start: torch.Tensor
@@ -81,6 +96,7 @@ class PagedBatch:
     max_query: int
     max_seq: int
     lengths: HostLengths | None = None
+    tree: TreeMask | None = None
 
     def rows(self, first: int, stop: int | None = None) -> PagedBatch:
         """Some requests of a batch with `lengths`, as a batch of their own: its query tokens count from their first one."""
@@ -134,6 +150,8 @@ class PagedAttentionReference(PlainKernel):
     ) -> torch.Tensor:
         # Each query gathers its own keys, so a few queries at a time bound the memory; their number depends on shapes alone.
         owners = _owners(batch, q.shape[0])
+        token = torch.arange(q.shape[0], device=q.device)
+        owners = [*owners, token]
         parts = [
             self._attend(q[i : i + _QUERIES], k_pages, v_pages, batch, [o[i : i + _QUERIES] for o in owners], sinks, slopes)
             for i in range(0, q.shape[0], _QUERIES)
@@ -145,7 +163,7 @@ class PagedAttentionReference(PlainKernel):
         sinks: torch.Tensor | None, slopes: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        request, position = owners
+        request, position, token = owners
         pages = batch.block_table[request].long()
         keys = k_pages[pages].flatten(1, 2)[:, : max(batch.max_seq, 1)].to(wide)
         values = v_pages[pages].flatten(1, 2)[:, : max(batch.max_seq, 1)].to(wide)
@@ -154,26 +172,50 @@ class PagedAttentionReference(PlainKernel):
         logits = torch.einsum("tghd,tkgd->tghk", q_TGHD, keys) * self.facts.scale
         if self.facts.softcap is not None:
             logits = self.facts.softcap * torch.tanh(logits / self.facts.softcap)
-        key_position = torch.arange(keys.shape[1], device=q.device)
-        distance = position[:, None] - key_position[None, :]
+        key_position = torch.arange(keys.shape[1], device=q.device).expand(len(q), -1)
+        sees = None
+        if batch.tree is not None:
+            position, key_position, sees = _in_tree(batch, batch.tree, request, position, token, key_position)
+        distance = position[:, None] - key_position
         if slopes is not None:
             logits = logits - slopes.to(wide).view(1, -1, group, 1) * distance[:, None, None, :]
-        visible = self._visible(distance, position, key_position, batch.seq_lens[request])
+        visible = self._visible(distance, position, key_position) & (
+            torch.arange(keys.shape[1], device=q.device) < batch.seq_lens[request, None]
+        )
+        if sees is not None:
+            visible = visible & sees
         logits = logits.masked_fill(~visible[:, None, None, :], float("-inf"))
         weights = _softmax(logits, sinks.to(wide).view(1, -1, group, 1) if sinks is not None else None)
         # What may not be seen may be anything, NaN too, and 0 · NaN is NaN.
         values = values.masked_fill(~visible[:, :, None, None], 0.0)
         return torch.einsum("tghk,tkgd->tghd", weights, values).flatten(1, 2).to(q.dtype)
 
-    def _visible(self, distance: torch.Tensor, position: torch.Tensor, key: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
-        visible = key[None, :] < seq_lens[:, None]
+    def _visible(self, distance: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        visible = torch.ones_like(distance, dtype=torch.bool)
         if self.facts.causal:
             visible = visible & (distance >= 0)
         if self.facts.window is not None:
             visible = visible & (distance < self.facts.window)
         if self.facts.chunk is not None:
-            visible = visible & (position[:, None] // self.facts.chunk == key[None, :] // self.facts.chunk)
+            visible = visible & (position[:, None] // self.facts.chunk == key // self.facts.chunk)
         return visible
+
+
+def _in_tree(
+    batch: PagedBatch, tree: TreeMask, request: torch.Tensor, position: torch.Tensor, token: torch.Tensor, key: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of queries and of their keys `[t, K]` the positions by depth, and which keys a tree lets each query see."""
+    bits = torch.arange(63, device=key.device)
+    depth = (tree.seen[:, None] >> bits & 1).sum(-1) - 1
+    first = (batch.seq_lens - tree.nodes)[request][:, None]
+    node = key - first
+    inside = (node >= 0) & (node < tree.nodes[request][:, None])
+    owner = (batch.query_start[request + 1] - tree.nodes[request])[:, None] + node
+    key_depth = depth[owner.clamp(0, len(depth) - 1)]
+    seen = tree.seen[token]
+    draft = seen >= 0
+    sees = ~inside | (draft[:, None] & ((seen[:, None] >> node.clamp(0, 62) & 1) == 1))
+    return torch.where(draft, first[:, 0] + depth[token], position), torch.where(inside, first + key_depth, key), sees
 
 
 def _owners(batch: PagedBatch, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""An asyncio loop in a thread of its own, so that blocking callers work inside notebooks and other loops; and a progress line."""
+"""An asyncio loop in a thread of its own, so that blocking callers work inside notebooks and other loops; and how far they are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Coroutine
 from typing import Any, TextIO, TypeVar
+
+from pagoda.serving.engine.progress import terminal_bar
 
 T = TypeVar("T")
 
@@ -45,23 +47,31 @@ async def _settle() -> None:
 
 
 class Progress:
-    """One line that is rewritten: requests done, tokens a second. `shown` None means on a terminal, for more than one request."""
+    """Requests done and tokens a second: a bar on a terminal, elsewhere a line that is rewritten.
+
+    `shown` None means on a terminal, for more than one request.
+    """
 
     def __init__(self, total: int, shown: bool | None = None, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
         self._total = total
         self._shown = (self._out.isatty() and total > 1) if shown is None else shown
+        self._bar = terminal_bar(self._out, "prompts", ("MofNCompleteColumn", "TimeRemainingColumn")) if self._shown else None
         self._done = self._read = self._written = 0
         self._started = time.perf_counter()
 
     def advance(self, prompt_tokens: int, output_tokens: int) -> None:
         """One more request is done."""
         self._done, self._read, self._written = self._done + 1, self._read + prompt_tokens, self._written + output_tokens
-        if self._shown:
-            seconds = max(time.perf_counter() - self._started, 1e-9)
-            line = f"{self._done}/{self._total} prompts, {self._read / seconds:.0f} tokens/s in, {self._written / seconds:.0f} tokens/s out"
-            print(f"\r{line}\033[K", end="", file=self._out, flush=True)
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        speed = f"{self._read / seconds:.0f} tokens/s in, {self._written / seconds:.0f} tokens/s out"
+        if self._bar is not None:
+            self._bar.update(self._done, self._total, speed)
+        elif self._shown:
+            print(f"\r{self._done}/{self._total} prompts, {speed}\033[K", end="", file=self._out, flush=True)
 
     def end(self) -> None:
-        if self._shown:
+        if self._bar is not None:
+            self._bar.end()
+        elif self._shown:
             print(file=self._out, flush=True)

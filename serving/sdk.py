@@ -165,7 +165,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         lora_request: Adapters = None,
-        progress: bool | None = None,
+        use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts, all of them together; outputs are in the order of the prompts.
 
@@ -173,13 +173,13 @@ class LLM:
             prompts: one, or a sequence: texts, lists of token ids, or mappings with "prompt" or "prompt_token_ids".
             sampling_params: for all, or one a prompt; by default the checkpoint's own.
             lora_request: the adapter for all, or one a prompt (None: the model itself); needs `enable_lora=True`.
-            progress: a line on standard error; by default on a terminal, for more than one prompt.
+            use_tqdm: show how far it is on standard error; by default on a terminal, for more than one prompt.
 
         Raises `RequestError` for what cannot be answered, before anything is sent.
         """
         many = _listed(prompts)
         adapters = self._names(lora_request, len(many))
-        return self._run(self._session.of_prompts(many, _one_each(sampling_params, len(many)), adapters), progress)
+        return self._run(self._session.of_prompts(many, _one_each(sampling_params, len(many)), adapters), use_tqdm)
 
     def chat(
         self,
@@ -187,13 +187,13 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         lora_request: Adapters = None,
-        progress: bool | None = None,
+        use_tqdm: bool | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several together; `template` options: tools, add_generation_prompt, variables …"""
         many: Sequence[Any] = [messages] if not messages or isinstance(messages[0], dict) else messages
         each = zip(many, _one_each(sampling_params, len(many)), self._names(lora_request, len(many)), strict=True)
-        return self._run([self._session.of_chat(chat, p, template, adapter=adapter) for chat, p, adapter in each], progress)
+        return self._run([self._session.of_chat(chat, p, template, adapter=adapter) for chat, p, adapter in each], use_tqdm)
 
     def beam_search(
         self,
@@ -203,13 +203,13 @@ class LLM:
         *,
         length_penalty: float = 1.0,
         ignore_eos: bool = False,
-        progress: bool | None = None,
+        use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """The `beam_width` most likely continuations of each prompt, best first; `cumulative_logprob` is a beam's."""
         many = _listed(prompts)
         params = SamplingParams(n=beam_width, temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos)
         requests = self._session.of_prompts(many, [params] * len(many), beam_width=beam_width, length_penalty=length_penalty)
-        return self._run(requests, progress)
+        return self._run(requests, use_tqdm)
 
     def default_params(self, **given: Any) -> SamplingParams:
         """The checkpoint's own sampling settings, `given` ones over them."""
@@ -241,9 +241,9 @@ class LLM:
         self._check_open()
         return [self._thread.run(self._session.use_adapter(one)) for one in each]
 
-    def _run(self, requests: Sequence[tuple[EngineRequest, str | None]], progress: bool | None) -> list[RequestOutput]:
+    def _run(self, requests: Sequence[tuple[EngineRequest, str | None]], shown: bool | None) -> list[RequestOutput]:
         self._check_open()
-        return self._thread.run(_all(self._session, requests, Progress(len(requests), progress)))
+        return self._thread.run(_all(self._session, requests, Progress(len(requests), shown)))
 
     def _call(self, method: str, **arguments: object) -> object:
         self._check_open()

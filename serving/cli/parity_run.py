@@ -124,7 +124,7 @@ def _check_engine(path: Path, device: str, reference: Reference, ranks: int, tol
     ) as llm:
         for names in turns(reference):
             params = [_params(reference, name) for name in names]
-            outputs = llm.generate([{"prompt_token_ids": _prompt(reference, name)} for name in names], params, progress=False)
+            outputs = llm.generate([{"prompt_token_ids": _prompt(reference, name)} for name in names], params, use_tqdm=False)
             for name, output in zip(names, outputs, strict=True):
                 answer = output.outputs[0]
                 findings += _engine_findings(name, list(answer.token_ids), answer.logprobs or [], reference, tolerance)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from pagoda.hal.device import Device
 from pagoda.hal.memory import MemoryKind
-from pagoda.ops.attention import HostLengths, PagedBatch
+from pagoda.ops.attention import HostLengths, PagedBatch, TreeMask
 from pagoda.serving.engine.layout import DIMS, DTYPES, HEADER_WORDS, Layout, layout_of
 from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
 from pagoda.serving.engine.samples import Samples, branches, samples_of
@@ -88,6 +88,7 @@ class StepBatch:
                 max_query=self.max_query,
                 max_seq=self.max_seq if max_seq is None else max_seq,
                 lengths=self.lengths if tables is None else None,
+                tree=TreeMask(views["tree_nodes"], views["tree_seen"]) if "tree_nodes" in views else None,
             )
             for group in range(count)
         )

@@ -30,7 +30,7 @@ from pagoda.serving.engine.executor import Executor
 from pagoda.serving.engine.executors.inprocess import InProcessExecutor
 from pagoda.serving.engine.executors.multiproc import MultiprocExecutor
 from pagoda.serving.engine.inprocess_client import Engine, EngineStarter
-from pagoda.serving.engine.loading import LoadingLine
+from pagoda.serving.engine.loading import loading_progress
 from pagoda.serving.engine.pages import Pages
 from pagoda.serving.engine.plan import RunnerFacts
 from pagoda.serving.engine.runner import Runner, RunnerLimits
@@ -101,7 +101,7 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     num_pages = _smallest(communicator, device, sizes.num_pages)
     max_model_len = _smallest(communicator, device, sizes.max_model_len)
     load = partial(load_model, sizes.description, device, target.table, communicator, config.seed)
-    model = _told(load) if topology.rank == 0 else load()
+    model = _told(load, config.use_tqdm_on_load) if topology.rank == 0 else load()
     pages = Pages(device, sizes.groups, num_pages, len(facts.caches))
     pages.bind(model)
     _check_weights(model.loaded.nbytes, facts.weight_bytes)
@@ -132,12 +132,12 @@ def _shelf(config: EngineConfig, pages: Pages, rank: int) -> Callable[[Stream], 
     return lambda stream: make_shelf(spec, pages.device, stream, pool.view(len(pool), -1), rank)
 
 
-def _told(load: Callable[..., Decoder]) -> Decoder:
-    line = LoadingLine()
+def _told(load: Callable[..., Decoder], shown: bool) -> Decoder:
+    loading = loading_progress(shown)
     try:
-        return load(progress=line)
+        return load(progress=loading)
     finally:
-        line.end()
+        loading.end()
 
 
 def _smallest(communicator: Communicator | None, device: Device, number: int) -> int:

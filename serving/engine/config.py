@@ -37,6 +37,7 @@ class EngineConfig:
         "auto"
     )
     quantization: Annotated[str | None, Flag("Weight format; found from the checkpoint when not given.", ("-q",))] = None
+    use_tqdm_on_load: Annotated[bool, Flag("Show how far the loading of weights is.")] = True
     revision: Annotated[str | None, Flag("Branch, tag or commit of a hub model.")] = None
     tokenizer: Annotated[str | None, Flag("Folder or hub id of the tokenizer, when not the model's own.")] = None
     skip_tokenizer_init: Annotated[bool, Flag("Work with token ids alone; texts and chats are refused.")] = False

@@ -1,4 +1,4 @@
-"""How far the loading of weights is: a line that is rewritten on a terminal, a log record now and then elsewhere."""
+"""How far the loading of weights is: a bar on a terminal (a line that is rewritten, without rich), a log record now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import Protocol, TextIO
+
+from pagoda.serving.engine.progress import TerminalBar, terminal_bar
 
 log = logging.getLogger("pagoda.engine")
 
@@ -14,8 +16,44 @@ TERMINAL_SECONDS, LOG_SECONDS = 0.2, 10.0
 """How often each is told. A load that is over before the first of these says nothing."""
 
 
+class Loading(Protocol):
+    """A `Progress` (see `models.loading.progress`) that leaves nothing on a terminal after its `end`."""
+
+    def __call__(self, name: str, done: int, total: int) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def loading_progress(shown: bool, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> Loading:
+    """What fits the output, standard error where none is given; nothing is told unless `shown`."""
+    if not shown:
+        return Silent()
+    bar = terminal_bar(out or sys.stderr, "loading weights", ("DownloadColumn", "TransferSpeedColumn", "TimeRemainingColumn"))
+    return LoadingLine(out, clock) if bar is None else LoadingBar(bar, clock)
+
+
+class Silent:
+    def __call__(self, name: str, done: int, total: int) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class LoadingBar:
+    def __init__(self, bar: TerminalBar, clock: Callable[[], float]) -> None:
+        self._bar, self._clock = bar, clock
+        self._told = clock()
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        if self._clock() - self._told >= TERMINAL_SECONDS:
+            self._told = self._clock()
+            self._bar.update(done, total)
+
+    def end(self) -> None:
+        self._bar.end()
+
+
 class LoadingLine:
-    """A `Progress` (see `models.loading.progress`); `end` clears the line."""
+    """Clears its line at the end."""
 
     def __init__(self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out or sys.stderr

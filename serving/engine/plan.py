@@ -159,6 +159,7 @@ class RunnerFacts:
         weight_bytes, kv_bytes: in use on rank 0. kernels: op → kernel names.
         adapters: `adapters.LoadedAdapter`s that the ranks have read.
         adapter_slots: adapters that the device holds at a time; 0 where they are not enabled.
+        trees: its attention takes drafts that branch (`ops.attention.TreeMask`).
         length_epochs: a `models.model.LengthEpochs` where a sequence that grows must be computed anew, or None.
     """
 
@@ -174,3 +175,4 @@ class RunnerFacts:
     adapters: tuple[Any, ...] = ()
     adapter_slots: int = 0
     length_epochs: Any = None
+    trees: bool = False

@@ -64,6 +64,8 @@ class Scheduler:
                 f"without chunked prefill, max_num_batched_tokens={config.max_num_batched_tokens} must reach"
                 f" max_model_len={facts.max_model_len}: raise it, or allow chunked prefill"
             )
+        if drafter is not None and drafter.branches and not facts.trees:
+            raise ConfigError("drafts that branch need attention that takes trees, and this model's kernels do not; draft chains")
         self._config = config
         self._facts = facts
         self._ledger = Ledger(facts, config.max_num_seqs, config.scheduling_policy, connector)

@@ -136,6 +136,7 @@ def speculating_engine(sink: Sink) -> Engine:
 class Greedy:
     """Guesses the model's own greedy tokens, whatever the row's settings are."""
 
+    branches = False
     wants = ()
     caches = ()
 

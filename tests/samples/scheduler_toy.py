@@ -37,6 +37,8 @@ def toy_facts(groups=None, num_pages=40, max_model_len=64, overlap=2, adapter_sl
     return RunnerFacts(
         tuple(groups or (group(),)), num_pages, max_model_len, VOCAB, "toy", overlap, adapters=adapters, adapter_slots=adapter_slots
     )
+def toy_facts(groups=None, num_pages=40, max_model_len=64, overlap=2):
+    return RunnerFacts(tuple(groups or (group(),)), num_pages, max_model_len, VOCAB, "toy", overlap, trees=True)
 
 
 def digests(params: SamplingParams, tokens) -> list[int]:
@@ -183,7 +185,7 @@ class ToyRanks:
             assert admission.params.seed is not None
             tokens = [*admission.prompt, *admission.output]
             self.slots[admission.slot] = ToySlot(admission.params, len(admission.prompt), admission.sequence, tokens)
-        tokens, logprobs, prompt_logprobs = [], {}, {}
+        tokens, in_place, logprobs, prompt_logprobs = [], [], {}, {}
         ends = np.cumsum(plan.lengths)
         for row in range(plan.num_rows):
             slot = self.slots[int(plan.slots[row])]
@@ -194,7 +196,8 @@ class ToyRanks:
                 prompt_logprobs[row] = as_rows([(slot.tokens[p + 1], [], -float(p + 1)) for p in range(start, stop)])
             if plan.sampled[row]:
                 drafts = [] if plan.drafts is None else plan.drafts[row][plan.drafts[row] >= 0].tolist()
-                run = self._sample(plan, row, slot, chain, drafts)
+                run, there = self._sample(plan, row, slot, chain, drafts)
+                in_place.append(there)
                 if slot.params.logprobs is not None:
                     logprobs[len(tokens)] = as_rows([(token, top_logprobs(chain[-1], slot.params.logprobs), -1.0) for token in run])
                 tokens.append(run)
@@ -202,7 +205,8 @@ class ToyRanks:
         table = np.full((len(tokens), max(counts, default=1)), -1, np.int32)
         for line, run in zip(table, tokens):
             line[: len(run)] = run
-        return plan, StepResult(plan.step, table, counts, logprobs, prompt_logprobs)
+        there = None if plan.drafts is None else np.array(in_place, np.int32)
+        return plan, StepResult(plan.step, table, counts, logprobs, prompt_logprobs, in_place=there)
 
     def _check_adapter(self, plan: StepPlan, row: int, name: str | None) -> None:
         """The device slot that the row is sent to holds the adapter that its request asked for."""
@@ -213,13 +217,17 @@ class ToyRanks:
     def _sample(self, plan: StepPlan, row: int, slot: ToySlot, chain: list[int], drafts: list[int]) -> list[int]:
         """What the model says after the row's tokens, and after each draft that it would have said itself."""
         first, run = len(chain) - len(drafts) - 1, []
+    def _sample(self, plan: StepPlan, row: int, slot: ToySlot, chain: list[int], drafts: list[int]) -> tuple[list[int], int]:
+        """What the model says after the row's tokens and after each draft that it says itself; how many of these are in place."""
+        first, run, node, there = len(chain) - len(drafts) - 1, [], -1, 0
         assert first + 1 == len(slot.tokens) and int(plan.draws[row]) == len(slot.tokens) - slot.prompt
-        for place, draft in enumerate([*drafts, None]):
-            run.append(next_token(slot.params, chain[first + place], int(plan.draws[row]) + place, slot.sequence))
-            if run[-1] != draft:
-                break
+        parents = [] if plan.parents is None else plan.parents[row].tolist()
+        while node is not None:
+            run.append(next_token(slot.params, chain[first + 1 + node], int(plan.draws[row]) + len(run), slot.sequence))
+            node = next((place for place, draft in enumerate(drafts) if parents[place] == node and draft == run[-1]), None)
+            there += node == there == len(run) - 1
         slot.tokens += run
-        return run
+        return run, there
 
     def _copy(self, plan: StepPlan) -> None:
         if plan.copies is None:
@@ -240,7 +248,7 @@ class ToyRanks:
                 assert slot.tokens[position] == token
         drafts = ids[len(slot.tokens) - start :]
         assert not drafts or (plan.drafts is not None and plan.drafts[row][: len(drafts)].tolist() == drafts)
-        chain = digests(slot.params, [*slot.tokens, *drafts][:end])
+        chain = self._chain(plan, row, slot, drafts, end)
         for number, (table, rule) in enumerate(zip(plan.block_tables, self.rules)):
             for position in range(start, end):
                 page = int(table[row, position // rule.tokens_per_page])
@@ -251,6 +259,16 @@ class ToyRanks:
                 assert found == (number, chain[position]), (
                     f"{found} {number}: row {row} of step {plan.step} reads a wrong page {page} at position {position}"
                 )
+        return chain
+
+    def _chain(self, plan: StepPlan, row: int, slot: ToySlot, drafts: list[int], end: int) -> list[int]:
+        """The digest that belongs at each place: drafts, each of its own path, after the sequence's tokens."""
+        chain, paths = digests(slot.params, slot.tokens[:end]), []
+        for place, draft in enumerate(drafts):
+            parent = int(plan.parents[row, place])
+            assert parent < place
+            paths.append([*(paths[parent] if parent >= 0 else []), draft])
+            chain.append(digests(slot.params, [*slot.tokens, *paths[-1]])[-1])
         return chain
 
 
@@ -382,7 +400,7 @@ class Toy:
 class KnowingDrafter:
     """Guesses what the toy model would say greedily, and one wrong token after `right` right ones."""
 
-    wants, caches = (), ()
+    branches, wants, caches = False, (), ()
 
     def __init__(self, right: int):
         self.right = right
@@ -396,4 +414,21 @@ class KnowingDrafter:
                 tokens.append((token + (place == self.right)) % VOCAB)
                 ids[row, place] = tokens[-1]
         parents = np.broadcast_to(np.arange(-1, self.right, dtype=np.int32), ids.shape)
+        return Draft(ids, parents)
+
+
+class Branching(KnowingDrafter):
+    """The same guesses, each beside a wrong one that comes first: what is accepted is not in place."""
+
+    branches = True
+
+    def propose(self, state: DraftState) -> Draft:
+        chain = super().propose(state).ids
+        count, wide = chain.shape
+        ids, parents = np.full((count, 2 * wide), -1, np.int32), np.full((count, 2 * wide), -1, np.int32)
+        right = (chain >= 0).sum(1)
+        for row in range(count):
+            for place in range(min(right[row], int(state.room[row]) // 2)):
+                ids[row, 2 * place : 2 * place + 2] = (chain[row, place] + 3) % VOCAB, chain[row, place]
+                parents[row, 2 * place : 2 * place + 2] = 2 * place - 1
         return Draft(ids, parents)

@@ -140,7 +140,7 @@ def toy_runner(
     groups = toy_groups(model, opened)
     pages = Pages(opened, groups, num_pages, 2)
     pages.bind(model)
-    facts = RunnerFacts(groups, num_pages, 256, VOCAB, opened.info.model, overlap, kv_bytes=pages.nbytes)
+    facts = RunnerFacts(groups, num_pages, 256, VOCAB, opened.info.model, overlap, kv_bytes=pages.nbytes, trees=True)
     return Runner(opened, toy_table(opened), model, pages, facts, RunnerLimits(max_num_seqs, 256, 256, overlap))
 
 

@@ -42,7 +42,7 @@ def test_requests_of_all_lengths_answer_as_if_computed_anew(case: str, tmp_path:
     params = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
     with LLM(str(tmp_path), device="reference", dtype="float32", max_num_batched_tokens=24, kv_cache_memory_bytes=16 << 20) as llm:
         alone = [llm.generate({"prompt_token_ids": prompt}, params)[0] for prompt in prompts]
-        together = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, progress=False)
+        together = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
     assert [list(output.outputs[0].token_ids) for output in alone] == want
     assert [list(output.outputs[0].token_ids) for output in together] == want
 

@@ -6,7 +6,8 @@ import io
 import logging
 
 import pytest
-from pagoda.serving.engine.loading import LoadingLine
+from pagoda.serving.engine.loading import LoadingLine, Silent, loading_progress
+from pagoda.serving.loop_thread import Progress
 
 
 class Terminal(io.StringIO):
@@ -49,3 +50,40 @@ def test_elsewhere_it_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -
         "loading weights: 10.0 of 25.0 GB, 1.0 GB/s (layers.3.ff.up)",
         "loading weights: 20.0 of 25.0 GB, 1.0 GB/s (layers.3.ff.up)",
     ]
+
+
+def test_a_terminal_with_rich_sees_a_bar_that_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out, clock = Terminal(), Clock()
+    loading = loading_progress(True, out, clock)
+    loading("a", 1, 4_000_000_000)
+    assert out.getvalue() == ""
+    clock.now += 1
+    loading("b", 2_000_000_000, 4_000_000_000)
+    loading.end()
+    shown = out.getvalue()
+    assert "loading weights" in shown and "2.0/4.0 GB" in shown
+    assert shown.endswith("\033[1A\033[2K") or shown.endswith("\x1b[2K"), shown[-40:]
+
+
+def test_nothing_is_told_where_nobody_asked(caplog: pytest.LogCaptureFixture) -> None:
+    out = Terminal()
+    loading = loading_progress(False, out)
+    assert isinstance(loading, Silent) and isinstance(loading_progress(True, io.StringIO()), LoadingLine)
+    loading("a", 1, 2)
+    loading.end()
+    assert out.getvalue() == "" and not caplog.records
+
+
+def test_prompts_have_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    progress = Progress(2, None, out)
+    progress.advance(10, 5)
+    progress.end()
+    assert "prompts" in out.getvalue() and "1/2" in out.getvalue() and "tokens/s out" in out.getvalue()
+    quiet = Terminal()
+    progress = Progress(2, False, quiet)
+    progress.advance(10, 5)
+    progress.end()
+    assert quiet.getvalue() == ""

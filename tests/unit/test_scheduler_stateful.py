@@ -15,7 +15,7 @@ from pagoda.serving.engine.messages import FinishReason
 from pagoda.serving.engine.spec.drafter import PromptLookup
 from pagoda.serving.engine.transfer.connector import Loaded
 from pagoda.serving.engine.transfer.store import StoreConnector
-from scheduler_toy import KnowingDrafter, Toy, expected_tokens, group, toy_facts, toy_store
+from scheduler_toy import Branching, KnowingDrafter, Toy, expected_tokens, group, toy_facts, toy_store
 
 GROUPS = {
     "full": (group(4),),
@@ -42,7 +42,7 @@ STORES = {
     "flaky": lambda read, write: toy_store(12, read, write, Flaky),
 }
 
-DRAFTERS = {"none": None, "lookup": PromptLookup(3), "knowing": KnowingDrafter(2)}
+DRAFTERS = {"none": None, "lookup": PromptLookup(3), "knowing": KnowingDrafter(2), "tree": Branching(2)}
 
 
 class Life(RuleBasedStateMachine):

@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
             # fresh prompts each time: a prefix hit would flatter
             load = LoadOptions(num_prompts=options.batch_size, input_len=options.input_len, vocab=options.vocab, seed=turn)
             started = time.perf_counter()
-            llm.generate([ask.prompt for ask in asks(load)], params, progress=False)
+            llm.generate([ask.prompt for ask in asks(load)], params, use_tqdm=False)
             seconds.append(time.perf_counter() - started)
     measured = seconds[options.num_iters_warmup :]
     spreads = {"batch, s": summary(measured), "a step, ms": summary([s / options.output_len * 1000 for s in measured])}

@@ -36,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
         for ask in requests
     ]
     with pagoda.LLM(**vars(config)) as llm:
-        llm.generate(requests[0].prompt, params[0], progress=False)
+        llm.generate(requests[0].prompt, params[0], use_tqdm=False)
         started = time.perf_counter()
         outputs = llm.generate([ask.prompt for ask in requests], params)
         seconds = time.perf_counter() - started

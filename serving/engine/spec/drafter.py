@@ -28,7 +28,7 @@ class DraftState(NamedTuple):
 
 class Draft(NamedTuple):
     """Guesses. `ids` `[R, k]` int32, −1 past a row's last one; `parents` `[R, k]` int32: the draft that each one follows, −1 for
-    the known tokens (a chain is −1, 0, 1, …)."""
+    the known tokens (a chain is −1, 0, 1, …). Parents come before children, and what follows one token differs."""
 
     ids: IntArray
     parents: IntArray
@@ -38,8 +38,10 @@ class Drafter(Protocol):
     """Attributes:
     wants: layers whose hidden states it needs.
     caches: what its own layers store per token: they form their own cache groups.
+    branches: its drafts are trees, at most `MOST_DRAFTS` of a row (and else chains).
     """
 
+    branches: bool
     wants: tuple[int, ...]
     caches: tuple[LayerCache, ...]
 
@@ -55,6 +57,7 @@ class PromptLookup:
         count: tokens to guess. longest, shortest: lengths of the ending to look for, longest first.
     """
 
+    branches = False
     wants: tuple[int, ...] = ()
     caches: tuple[LayerCache, ...] = ()
 
