@@ -99,7 +99,9 @@ class Admitter:
     def _remote_units(self, sequence: Sequence, start: Start) -> int:
         connector, unit = self._ledger.connector, self._ledger.index.unit
         have, most = start.length // unit, (len(sequence.tokens) - 1) // unit
-        if connector is None or not self._caching or sequence.wants_prompt_logprobs or start.length % unit or most <= have:
+        if connector is None or sequence.request.source.adapter is not None:  # another adapter may have that name by then
+            return 0
+        if not self._caching or sequence.wants_prompt_logprobs or start.length % unit or most <= have:
             return 0
         return connector.match(sequence.digests[:most], have) - have
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,11 +55,9 @@ def start_engine(config: EngineConfig, sink: Sink) -> Engine:
     executor = InProcessExecutor(builder) if world == 1 else MultiprocExecutor(builder, world)
     facts = executor.start()
     try:
-        scheduler = Scheduler(SchedulerConfig.of(config), facts, drafter=make_drafter(config.speculation))
-        core = EngineCore(scheduler, executor, facts, sink, config.max_cpu_loras)
         connector = _connector(config, facts, executor)
         scheduler = Scheduler(SchedulerConfig.of(config), facts, connector, make_drafter(config.speculation))
-        core = EngineCore(scheduler, executor, facts, sink)
+        core = EngineCore(scheduler, executor, facts, sink, config.max_cpu_loras)
         if connector is not None:
             connector.wake = core.wake
     except BaseException:
@@ -107,8 +104,8 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     _check_weights(model.loaded.nbytes, facts.weight_bytes)
     runner_facts = replace(_facts(config, target, sizes.groups, pages, model, max_model_len), adapters=adapters)
     limits = RunnerLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len, runner_facts.overlap)
-    runner = Runner(device, target.table, model, pages, runner_facts, limits, load, communicator, store)
-    runner = Runner(device, target.table, model, pages, runner_facts, limits, load, communicator, _shelf(config, pages, topology.rank))
+    shelf = _shelf(config, pages, topology.rank)
+    runner = Runner(device, target.table, model, pages, runner_facts, limits, load, communicator, store, shelf)
     runner.warm_up()
     log.info("rank %d loaded %s on %s in %.1f s", topology.rank, facts.architecture, device.info.model, time.perf_counter() - began)
     return runner
@@ -125,6 +122,8 @@ def _adapters(config: EngineConfig, description: Description) -> tuple[AdapterSt
             raise read
         loaded.append(LoadedAdapter(module, number, *read))
     return store, tuple(loaded)
+
+
 def _shelf(config: EngineConfig, pages: Pages, rank: int) -> Callable[[Stream], Shelf] | None:
     spec, pool = _store(config, pages.groups), pages.pool
     if spec is None or pool is None:

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
 from typing import Any, Literal
 
 import numpy as np

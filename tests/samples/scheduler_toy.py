@@ -35,10 +35,16 @@ ADAPTERS = tuple(LoadedAdapter(AdapterModule(name, f"folder-{name}"), number, na
 def toy_facts(groups=None, num_pages=40, max_model_len=64, overlap=2, adapter_slots=0):
     adapters = ADAPTERS if adapter_slots else ()
     return RunnerFacts(
-        tuple(groups or (group(),)), num_pages, max_model_len, VOCAB, "toy", overlap, adapters=adapters, adapter_slots=adapter_slots
+        tuple(groups or (group(),)),
+        num_pages,
+        max_model_len,
+        VOCAB,
+        "toy",
+        overlap,
+        adapters=adapters,
+        adapter_slots=adapter_slots,
+        trees=True,
     )
-def toy_facts(groups=None, num_pages=40, max_model_len=64, overlap=2):
-    return RunnerFacts(tuple(groups or (group(),)), num_pages, max_model_len, VOCAB, "toy", overlap, trees=True)
 
 
 def digests(params: SamplingParams, tokens) -> list[int]:
@@ -214,9 +220,6 @@ class ToyRanks:
         wanted = next((one.number for one in ADAPTERS if one.module.name == name), NO_ADAPTER)
         assert (self.placed[where] if where != NO_ADAPTER else NO_ADAPTER) == wanted
 
-    def _sample(self, plan: StepPlan, row: int, slot: ToySlot, chain: list[int], drafts: list[int]) -> list[int]:
-        """What the model says after the row's tokens, and after each draft that it would have said itself."""
-        first, run = len(chain) - len(drafts) - 1, []
     def _sample(self, plan: StepPlan, row: int, slot: ToySlot, chain: list[int], drafts: list[int]) -> tuple[list[int], int]:
         """What the model says after the row's tokens and after each draft that it says itself; how many of these are in place."""
         first, run, node, there = len(chain) - len(drafts) - 1, [], -1, 0
