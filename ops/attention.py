@@ -149,9 +149,7 @@ class PagedAttentionReference(PlainKernel):
         slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         # Each query gathers its own keys, so a few queries at a time bound the memory; their number depends on shapes alone.
-        owners = _owners(batch, q.shape[0])
-        token = torch.arange(q.shape[0], device=q.device)
-        owners = [*owners, token]
+        owners = [*_owners(batch, q.shape[0]), torch.arange(q.shape[0], device=q.device)]
         parts = [
             self._attend(q[i : i + _QUERIES], k_pages, v_pages, batch, [o[i : i + _QUERIES] for o in owners], sinks, slopes)
             for i in range(0, q.shape[0], _QUERIES)
