@@ -71,7 +71,7 @@ def timed_kernels(book: dict[str, list[float]] | None) -> Iterator[None]:
 def seconds_of(llm: LLM, tokens: int, seed: int) -> float:
     prompt = random.Random(seed).choices(range(100, 40_000), k=tokens)
     start = time.perf_counter()
-    llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False), progress=False)
+    llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False), use_tqdm=False)
     return time.perf_counter() - start
 
 

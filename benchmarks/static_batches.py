@@ -37,7 +37,7 @@ def jobs(count: int, max_prompt: int, max_output: int, seed: int) -> list[Job]:
 def run_pagoda(llm: LLM, work: list[Job]) -> float:
     settings = [SamplingParams(temperature=0, max_tokens=job.output, ignore_eos=True, detokenize=False) for job in work]
     start = time.perf_counter()
-    outputs = llm.generate([job.prompt for job in work], settings, progress=False)
+    outputs = llm.generate([job.prompt for job in work], settings, use_tqdm=False)
     elapsed = time.perf_counter() - start
     assert [len(output.outputs[0].token_ids) for output in outputs] == [job.output for job in work]
     return elapsed
