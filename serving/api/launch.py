@@ -13,8 +13,10 @@ from pagoda.models.loading.reference import resolve
 from pagoda.serving.api.address import bind, check_tls
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.keys import keys_of
-from pagoda.serving.api.server import Server, run_loop, set_up_logging
+from pagoda.serving.api.logs import set_up_logging
+from pagoda.serving.api.server import Server, run_loop
 from pagoda.serving.api.service import ModelCard, Service
+from pagoda.serving.engine.child import Child
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.zmq_client import ZmqClient
@@ -27,8 +29,9 @@ log = logging.getLogger("pagoda.api")
 TERMINATED = 128 + signal.SIGTERM
 
 
-def run(engine_config: EngineConfig, server_config: ServerConfig, started: float | None = None) -> int:
-    """Serve until a signal or the engine's death; returns the exit code. `started` is what the ready line counts from.
+def run(engine_config: EngineConfig, server_config: ServerConfig, started: float | None = None, child: Child | None = None) -> int:
+    """Serve until a signal or the engine's death; returns the exit code. `started` is what the ready line counts from, `child` an
+    engine's process that was begun already.
 
     Raises `PagodaError`s for what cannot work: the address is taken before the model is looked for.
     """
@@ -39,17 +42,22 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, started: float
         path = resolve(engine_config.model, engine_config.revision)
         defaults = server_defaults(path, server_config.generation_config, server_config.override_generation_config)
         card = ModelCard(server_config.served_model_name or (engine_config.model,), str(path), defaults)
-        return run_loop(lambda: _serve(engine_config, server_config, card, sock, started))
+        return run_loop(lambda: _serve(engine_config, server_config, card, sock, started, child))
 
 
 async def _serve(
-    engine_config: EngineConfig, server_config: ServerConfig, card: ModelCard, sock: socket.socket, started: float | None
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    card: ModelCard,
+    sock: socket.socket,
+    started: float | None,
+    child: Child | None,
 ) -> int:
     loading = asyncio.current_task()
     assert loading is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, loading.cancel)
     try:
-        client, text = await _load(replace(engine_config, model=card.root), server_config)
+        client, text = await _load(replace(engine_config, model=card.root), server_config, child)
     except asyncio.CancelledError:
         log.warning("ended while loading")
         return TERMINATED
@@ -57,9 +65,9 @@ async def _serve(
     return await Server(service, sock, settings, stats=not engine_config.disable_log_stats, started=started).run()
 
 
-async def _load(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[EngineClient, TextFrontend]:
+async def _load(engine_config: EngineConfig, server_config: ServerConfig, child: Child | None) -> tuple[EngineClient, TextFrontend]:
     """Engine and text side at the same time; an error of either ends the other."""
-    engine = asyncio.create_task(ZmqClient.start(structured_starter(engine_config)))
+    engine = asyncio.create_task(ZmqClient.start(structured_starter(engine_config), child))
     try:
         text = await asyncio.to_thread(_text, engine_config, server_config)
         return await engine, text

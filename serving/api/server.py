@@ -7,7 +7,6 @@ import contextlib
 import logging
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -154,15 +153,6 @@ def uvicorn_config(config: ServerConfig, app: Any) -> uvicorn.Config:
         ssl_ca_certs=config.ssl_ca_certs,
         ssl_cert_reqs=config.ssl_cert_reqs,
     )
-
-
-def set_up_logging(config: ServerConfig) -> None:
-    """One line a message on standard error, for us and for the HTTP library."""
-    logging.basicConfig(
-        level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
-    if config.log_level != "debug":
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it tells every start and stop
 
 
 def run_loop(main: Callable[[], Coroutine[Any, Any, int]]) -> int:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from importlib import import_module
 
-from pagoda.serving.api import launch
 from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.logs import set_up_logging
 from pagoda.serving.cli.compat import foreign
 from pagoda.serving.cli.flags import Parser, build
 from pagoda.serving.cli.words import with_model
+from pagoda.serving.engine.child import engine_child
 from pagoda.serving.engine.config import EngineConfig
 
 
 def run(argv: Sequence[str]) -> int:
     started = time.monotonic()
     values = with_model(options().values(argv))
-    return launch.run(build(EngineConfig, values), build(ServerConfig, values), started)
+    engine_config, server_config = build(EngineConfig, values), build(ServerConfig, values)
+    set_up_logging(server_config)  # before the child, which logs alike
+    child = engine_child()  # torch is the longest import of a start: the server's own run beside it
+    try:
+        return int(import_module("pagoda.serving.api.launch").run(engine_config, server_config, started, child))
+    finally:
+        child.kill()
 
 
 def options() -> Parser:

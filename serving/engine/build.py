@@ -101,6 +101,7 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     model = _told(load, config.use_tqdm_on_load) if topology.rank == 0 else load()
     pages = Pages(device, sizes.groups, num_pages, len(facts.caches))
     pages.bind(model)
+    device.memory.trim()  # what loading needed beside the weights
     _check_weights(model.loaded.nbytes, facts.weight_bytes)
     runner_facts = replace(_facts(config, target, sizes.groups, pages, model, max_model_len), adapters=adapters)
     limits = RunnerLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len, runner_facts.overlap)

@@ -21,20 +21,22 @@ from typing import Any
 
 from pagoda.hal.errors import EngineDeadError, PagodaError
 
-_BOOT = "import sys; sys.path[:] = {path!r}; from pagoda.serving.engine.child import main; main({descriptor}, {target!r}, {log!r})"
+_BOOT = (
+    "import sys; sys.path[:] = {path!r}; from pagoda.serving.engine.child import main; main({descriptor}, {target!r}, {log!r}, {early!r})"
+)
 
 
 class Child:
     """A child process that runs `target`, "module:function", called with `Inbox` and `Outbox`.
 
     Args:
-        target: what it runs. name: how errors call it.
+        target: what it runs. name: how errors call it. early: modules to import before it is told anything.
     """
 
-    def __init__(self, target: str, name: str) -> None:
+    def __init__(self, target: str, name: str, early: tuple[str, ...] = ()) -> None:
         self.name = name
         self.connection, theirs = Pipe()
-        code = _BOOT.format(path=sys.path, descriptor=theirs.fileno(), target=target, log=_log_settings())
+        code = _BOOT.format(path=sys.path, descriptor=theirs.fileno(), target=target, log=_log_settings(), early=early)
         command = [sys.executable, "-c", code]
         self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True)
         theirs.close()
@@ -48,6 +50,12 @@ class Child:
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         return EngineDeadError(f"{self.name} (process {self.process.pid}) {how}; its last lines on standard error say why")
 
+    def kill(self) -> None:
+        """End it at once if it still runs; idempotent."""
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
     def stop(self, timeout_s: float = 20.0) -> None:
         """Ask it to stop, wait, kill it if it does not; idempotent."""
         with contextlib.suppress(OSError):
@@ -58,6 +66,11 @@ class Child:
             self.process.kill()
             self.process.wait()
         self.connection.close()
+
+
+def engine_child() -> Child:
+    """The engine's process, before anybody has a starter for it: its imports take longest, so a server begins with them."""
+    return Child("pagoda.serving.engine.process:serve", "the engine", ("pagoda.serving.engine.build",))
 
 
 class Inbox:
@@ -113,10 +126,13 @@ def portable(error: BaseException, where: str) -> PagodaError:
     return EngineDeadError(f"{where} failed with {error!r}\n{lines}")
 
 
-def main(descriptor: int, target: str, log: dict[str, Any] | None) -> None:
+def main(descriptor: int, target: str, log: dict[str, Any] | None, early: tuple[str, ...] = ()) -> None:
     """The child's side: log as the parent does, run `target`, exit with the code that it returns."""
     if log is not None:
         logging.basicConfig(**log)
+    for name in early:
+        with contextlib.suppress(ImportError):  # whoever needs it later says what is missing
+            import_module(name)
     connection = Connection(descriptor)
     module, _, function = target.partition(":")
     outbox = Outbox(connection)

@@ -16,8 +16,6 @@ from pagoda.serving.engine.inprocess_client import Engine
 from pagoda.serving.engine.messages import StepDeltas
 from pagoda.serving.engine.wire import Abort, Answer, Call, Deltas, FromEngine, Rejected, Submit, decode_to_engine, encode, record
 
-TARGET = "pagoda.serving.engine.process:serve"
-
 
 class WireSink:
     """The loop's answers, encoded and sent by a thread of their own."""
@@ -54,7 +52,10 @@ class WireSink:
 
 def serve(inbox: Inbox, outbox: Outbox) -> int:
     """Messages on the pipe: (starter, request address, delta address) in; ("ready", facts), ("failed", error), ("dead", error) out."""
-    starter, requests, answers = inbox.get()
+    told = inbox.get()
+    if told is None:  # the parent changed its mind
+        return 0
+    starter, requests, answers = told
     sink = WireSink(answers)
     try:
         engine: Engine = starter(sink)

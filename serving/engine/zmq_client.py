@@ -15,10 +15,9 @@ import msgspec
 import zmq
 import zmq.asyncio
 from pagoda.hal.errors import EngineDeadError, PagodaError
-from pagoda.serving.engine.child import Child
+from pagoda.serving.engine.child import Child, engine_child
 from pagoda.serving.engine.inprocess_client import EngineStarter
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats, RequestDelta
-from pagoda.serving.engine.process import TARGET
 from pagoda.serving.engine.streams import Streams
 from pagoda.serving.engine.wire import Abort, Answer, Call, Deltas, Rejected, Submit, ToEngine, decode_from_engine, encode, error_of
 
@@ -28,7 +27,7 @@ class ZmqClient:
 
     facts: EngineFacts
 
-    def __init__(self) -> None:
+    def __init__(self, child: Child | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._streams = Streams()
         self._folder = Path(tempfile.mkdtemp(prefix="pagoda-"))
@@ -41,14 +40,14 @@ class ZmqClient:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
         self._ready: asyncio.Future[EngineFacts] = self._loop.create_future()
-        self._child = Child(TARGET, "the engine")
+        self._child = child or engine_child()
         self._receiver: asyncio.Task[None] | None = None
         self._watcher = threading.Thread(target=self._watch, name="engine-watch", daemon=True)
 
     @classmethod
-    async def start(cls, starter: EngineStarter) -> ZmqClient:
-        """Start the process and wait until it has loaded. Raises the error that loading raised there."""
-        client = cls()
+    async def start(cls, starter: EngineStarter, child: Child | None = None) -> ZmqClient:
+        """Start the process, unless `child` is there already, and wait until it has loaded. Raises the error that loading raised there."""
+        client = cls(child)
         client._child.connection.send((starter, client._address("requests"), client._address("answers")))
         client._watcher.start()
         try:

@@ -99,3 +99,10 @@ def test_sigterm_drains_and_no_process_stays(require, default_model_here):
         assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert server.wait(30) == 0
         assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.heavy
+def test_torch_is_in_the_engine_alone(server):
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert any("libtorch" in Path(f"/proc/{child.pid}/maps").read_text() for child in children)

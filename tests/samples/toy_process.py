@@ -80,7 +80,8 @@ def main() -> int:
     sys.path.insert(0, str(Path(__file__).parent))
     from pagoda.serving.api.address import bind
     from pagoda.serving.api.config import ServerConfig
-    from pagoda.serving.api.server import Server, run_loop, set_up_logging
+    from pagoda.serving.api.logs import set_up_logging
+    from pagoda.serving.api.server import Server, run_loop
     from pagoda.serving.api.service import ModelCard, Service
     from toy_engine import ToyEngine, toy_text
 
