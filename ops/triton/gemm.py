@@ -1,0 +1,139 @@
+"""Products with few rows in Triton, where reading the weights is all the work; the number of rows decides which way, by a measured table.
+
+One row: a program multiplies some whole rows of weights, held in registers, without the matrix units. More rows: tiles for the matrix
+units, with the inner dimension split over programs; the last of a tile's programs to arrive adds up the parts, in fixed order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from pagoda.hal.kernel import PlainKernel
+from pagoda.ops.linear import GemmFacts
+from pagoda.ops.triton.gemm_routes import Route, route
+
+
+@triton.jit
+def _vector(x, weight, bias, out, columns, inner, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+            BIAS: tl.constexpr):  # fmt: skip
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    rows = weight + n.to(tl.int64)[:, None] * inner
+    for start in range(0, inner, BLOCK_K):
+        mask = (n < columns)[:, None]
+        if EVEN_K:
+            values = tl.load(x + start + k)
+        else:
+            mask = mask & (start + k < inner)[None, :]
+            values = tl.load(x + start + k, mask=start + k < inner, other=0.0)
+        tile = tl.load(rows + (start + k)[None, :], mask=mask, other=0.0)
+        acc += tile.to(tl.float32) * values.to(tl.float32)[None, :]
+    result = tl.sum(acc, 1)
+    if BIAS:
+        result += tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)
+    tl.store(out + n, result.to(out.dtype.element_ty), mask=n < columns)
+
+
+@triton.jit
+def _tiles(x, weight, bias, out, parts, arrived, rows, columns, inner, splits, x_t, out_t, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+           BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, EVEN_K: tl.constexpr, BIAS: tl.constexpr,
+           PRECISION: tl.constexpr):  # fmt: skip
+    tile, split = tl.program_id(0), tl.program_id(1)
+    m, n, k = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    share = tl.cdiv(tl.cdiv(inner, BLOCK_K), splits) * BLOCK_K
+    low = split * share
+    high = tl.minimum(low + share, inner)
+    a = x + m[:, None] * x_t + k[None, :]
+    b = weight + n.to(tl.int64)[None, :] * inner + k[:, None]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(low, high, BLOCK_K):
+        mask_a, mask_b = (m < rows)[:, None], (n < columns)[None, :]
+        if not EVEN_K:
+            mask_a = mask_a & (start + k < inner)[None, :]
+            mask_b = mask_b & (start + k < inner)[:, None]
+        left = tl.load(a + start, mask=mask_a, other=0.0)
+        right = tl.load(b + start, mask=mask_b, other=0.0)
+        acc = tl.dot(left, right, acc, input_precision=PRECISION)
+    inside = (m < rows)[:, None] & (n < columns)[None, :]
+    last = True
+    if SPLIT:
+        part = parts + tile * (splits * BLOCK_M * BLOCK_N) + m[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        tl.store(part + split * (BLOCK_M * BLOCK_N), acc)
+        tl.debug_barrier()
+        last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == splits - 1
+        if last:
+            tl.store(arrived + tile, 0)
+            acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            for other in range(splits):
+                acc += tl.load(part + other * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
+    if last:
+        if BIAS:
+            acc += tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)[None, :]
+        tl.store(out + m[:, None] * out_t + n[None, :], acc.to(out.dtype.element_ty), mask=inside)
+
+
+class Packed(NamedTuple):
+    """The weights as they are, and the tiles' counters, zero between two runs."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    arrived: torch.Tensor
+
+
+class Gemm(PlainKernel):
+    """`run(packed, x)`, as in `ops.linear.GemmReference`; torch's product where the table has no better way."""
+
+    facts: GemmFacts
+
+    def __init__(self, facts: GemmFacts) -> None:
+        super().__init__(facts)
+        self._routes: dict[int, Route | None] = {}
+
+    def pack(self, weights: Any, out: Packed | None = None) -> Packed:
+        if out is not None:
+            super().pack(weights, {"weight": out.weight} | ({} if out.bias is None else {"bias": out.bias}))
+            return out
+        weight = weights["weight"]
+        tiles = -(-self.facts.out_features // 16)
+        return Packed(weight, weights.get("bias"), torch.zeros(tiles, dtype=torch.int32, device=weight.device))
+
+    def run(self, packed: Packed, x: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
+        if rows not in self._routes:
+            self._routes[rows] = route(rows, self.facts.out_features, self.facts.in_features)
+        chosen = self._routes[rows]
+        if chosen is None or rows == 0 or not packed.weight.is_contiguous():
+            return F.linear(x, packed.weight, packed.bias)
+        return multiply(packed, x, chosen)
+
+
+def multiply(packed: Packed, x: torch.Tensor, chosen: Route) -> torch.Tensor:
+    """`x @ weightᵀ + bias` in the way that `chosen` says."""
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    weight, rows = packed.weight, x.shape[0]
+    columns, inner = weight.shape
+    out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+    bias, biased = (weight, False) if packed.bias is None else (packed.bias, True)
+    if chosen.split == 0:
+        _vector[(triton.cdiv(columns, chosen.block_n),)](
+            x, weight, bias, out, columns, inner, BLOCK_N=chosen.block_n, BLOCK_K=chosen.block_k, EVEN_K=inner % chosen.block_k == 0,
+            BIAS=biased, num_warps=chosen.warps, num_stages=chosen.stages,
+        )  # fmt: skip
+        return out
+    block_m, tiles = max(16, triton.next_power_of_2(rows)), triton.cdiv(columns, chosen.block_n)
+    parts = out
+    if chosen.split > 1:
+        parts = torch.empty(tiles * chosen.split * block_m * chosen.block_n, dtype=torch.float32, device=x.device)
+    _tiles[(tiles, chosen.split)](
+        x, weight, bias, out, parts, packed.arrived, rows, columns, inner, chosen.split, x.stride(0), out.stride(0),
+        BLOCK_M=block_m,
+        BLOCK_N=chosen.block_n, BLOCK_K=chosen.block_k, SPLIT=chosen.split > 1, EVEN_K=inner % chosen.block_k == 0, BIAS=biased,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=chosen.warps, num_stages=chosen.stages,
+    )  # fmt: skip
+    return out

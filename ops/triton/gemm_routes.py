@@ -1,0 +1,51 @@
+"""Which way a product with few rows goes: a table that `benchmarks/gpu_kernels.py` measures, per device family."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+MOST_ROWS = 64
+"""Products with more rows are torch's."""
+
+
+class Route(NamedTuple):
+    """Tile of a program: columns and inner numbers; programs that share a tile's inner dimension (0: one row, no matrix units)."""
+
+    block_n: int
+    block_k: int
+    split: int
+    warps: int = 4
+    stages: int = 4
+
+
+VECTORS = (Route(4, 1024, 0), Route(8, 1024, 0), Route(16, 512, 0), Route(2, 2048, 0), Route(4, 2048, 0, 8), Route(8, 512, 0, 4))
+"""Ways with one row that the benchmark tries."""
+
+TILES = tuple(
+    Route(block_n, block_k, split, 4, stages)
+    for block_n, block_k, stages in ((16, 256, 4), (32, 128, 5), (32, 256, 3), (64, 128, 4), (64, 64, 6))
+    for split in (1, 2, 3, 4, 6, 8)
+)
+"""Ways with the matrix units that the benchmark tries."""
+
+
+def route(rows: int, columns: int, inner: int) -> Route | None:
+    """The measured way of this product, that of the next larger number of rows; None: torch's."""
+    if rows > MOST_ROWS:
+        return None
+    ways = _table().get((columns, inner), {})
+    fitting = [measured for measured in ways if measured >= rows and (rows == 1) == (measured == 1)]
+    return ways[min(fitting)] if fitting else None
+
+
+@cache
+def _table() -> dict[tuple[int, int], dict[int, Route | None]]:
+    """(columns, inner) → rows → way."""
+    path = Path(__file__).parent / "gemm_routes.json"
+    table: dict[tuple[int, int], dict[int, Route | None]] = {}
+    for columns, inner, rows, way in json.loads(path.read_text())["routes"]:
+        table.setdefault((columns, inner), {})[rows] = Route(*way) if way else None
+    return table
