@@ -69,6 +69,13 @@ class KernelTable:
             self._choices[key] = self._choose(op, facts)
         return self._choices[key]
 
+    def offers(self, op: str, facts: Facts) -> bool:
+        """Whether a kernel other than the reference would be chosen; notes nothing. For fusions, which step back where there is none."""
+        try:
+            return self._choose(op, facts).chosen.name != "reference"
+        except KernelError:
+            return False
+
     def resolve(self, op: str, facts: Facts) -> KernelRun:
         """The kernel for one use, loaded and bound; the same object for equal facts."""
         key = (op, facts)

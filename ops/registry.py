@@ -16,6 +16,7 @@ from pagoda.ops.cases.moe import MOE_MLP, ROUTE
 from pagoda.ops.cases.moe_gguf import MOE_MLP_GGUF
 from pagoda.ops.cases.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
 from pagoda.ops.cases.rope import ROPE
+from pagoda.ops.cases.rope_write import ROPE_WRITE
 from pagoda.ops.cases.sampling import PENALIZE, SAMPLE, TOKEN_BITMASK, TOP_LOGPROBS
 from pagoda.ops.linear_gguf import dequantised_bytes
 from pagoda.ops.moe_gguf import decoded_experts_bytes
@@ -25,7 +26,7 @@ _OPS = (
     GEMM, EMBEDDING, GEMM_GGUF, EMBEDDING_GGUF, LORA_DELTA,
     RMS_NORM, ADD_RMS_NORM, LAYER_NORM,
     GATED_ACTIVATION, ACTIVATION,
-    ROPE, WRITE_KV, PAGED_ATTENTION,
+    ROPE, WRITE_KV, ROPE_WRITE, PAGED_ATTENTION,
     ROUTE, MOE_MLP, MOE_MLP_GGUF,
     PENALIZE, TOKEN_BITMASK, SAMPLE, TOP_LOGPROBS,
 )  # fmt: skip

@@ -9,6 +9,9 @@ import torch
 from pagoda.hal.kernel import PlainKernel
 
 
+RopeStyle = Literal["neox", "interleaved"]
+
+
 @dataclass(frozen=True)
 class RopeFacts:
     """Rotate the first `rotary_dim` numbers of each head.
@@ -20,7 +23,7 @@ class RopeFacts:
     dtype: str
     head_dim: int
     rotary_dim: int
-    style: Literal["neox", "interleaved"] = "neox"
+    style: RopeStyle = "neox"
 
 
 class RopeReference(PlainKernel):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from pagoda.hal.comm import Communicator
 from pagoda.hal.errors import ConfigError
-from pagoda.hal.kv import CacheKind, LayerCache
+from pagoda.hal.kv import CacheKind, LayerCache, LayerPages
+from pagoda.hal.table import KernelTable
 from pagoda.models.blocks.norm import NormBlock
 from pagoda.models.blocks.paged import PagedMixer, Step
 from pagoda.models.builder import Builder
@@ -18,12 +19,14 @@ from pagoda.models.rope import Rope
 from pagoda.models.spec import Alibi, Attention, QkNorm, Temper
 from pagoda.ops.attention import AttentionFacts
 from pagoda.ops.rope import RopeFacts
+from pagoda.ops.rope_write import RopeWriteFacts
 
 
 class AttentionBlock(PagedMixer):
     """One layer's attention on one rank."""
 
     _norm_last: bool = False
+    _rope_write: Callable[..., torch.Tensor] | None = None
 
     def __init__(self, build: Builder, path: str, spec: Attention, width: int) -> None:
         self.spec = spec
@@ -42,12 +45,37 @@ class AttentionBlock(PagedMixer):
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
-        q, k, v = self._qkv(x, step.adapters).split(self._sizes, dim=-1)
+        qkv = self._qkv(x, step.adapters)
+        if self._rope_write is not None:
+            q = self._rope_write(qkv, *step.ropes[self.rope_index], *self._pages, step.groups[self._group].slots)
+            return self._out(self.attend_stored(q, step, self._sinks, self._slopes).flatten(1), step.adapters)
+        q, k, v = qkv.split(self._sizes, dim=-1)
         if self.spec.clip is not None:
             q, k, v = (t.clamp(-self.spec.clip, self.spec.clip) for t in (q, k, v))
         q, k = self._position(q, k, step)
         mixed = self.attend(q, k, v.unflatten(-1, (self._kv_heads, -1)), step, self._sinks, self._slopes)
         return self._out(mixed.flatten(1), step.adapters)
+
+    def bind(self, table: KernelTable, pages: LayerPages | None, group: int, page_size: int, planner: int) -> None:
+        super().bind(table, pages, group, page_size, planner)
+        self._rope_write = self._joined(table, page_size)
+
+    def _joined(self, table: KernelTable, page_size: int) -> Callable[..., torch.Tensor] | None:
+        """Norms of heads, rotation and cache write as one kernel, where the layer has just these and a kernel does them."""
+        spec, norm = self.spec, self.spec.qk_norm
+        apart = spec.clip is not None or spec.temper is not None or not isinstance(spec.position, Rope)
+        if apart or (norm is not None and (norm.extent != "head" or norm.after_rope or norm.norm.kind != "rms" or not norm.norm.weight)):
+            return None
+        facts = RopeWriteFacts(
+            self.facts.dtype, self.facts.kv_dtype, self._heads, self._kv_heads, spec.head_dim, spec.position.dims, page_size,
+            spec.position.style, norm is not None, norm.norm.eps if norm else 0.0, norm.norm.offset if norm else 0.0,
+        )  # fmt: skip
+        if table.policy.explicit.keys() & {"rms_norm", "rope", "write_kv"} or not table.offers("rope_write", facts):
+            return None
+        kernel = table.resolve("rope_write", facts)
+        norms = {"q_norm": self._q_norm, "k_norm": self._k_norm} if norm else {}
+        packed = kernel.pack({name: block.weight for name, block in norms.items()})
+        return lambda *args: kernel.run(packed, *args)[0]
 
     def _position(self, q: torch.Tensor, k: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         if self._q_norm is not None and not self._norm_last:
@@ -108,6 +136,11 @@ class _HeadNorm:
 
     def __init__(self, norm: NormBlock, head_dim: int, weights: torch.Tensor | None, offset: float) -> None:
         self._norm, self._head_dim, self._weights, self._offset = norm, head_dim, weights, offset
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The one that all heads share."""
+        return self._norm.tensors["weight"]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         normed = self._norm(x.unflatten(-1, (-1, self._head_dim)))

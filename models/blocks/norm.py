@@ -12,10 +12,11 @@ from pagoda.hal.kernel import KernelRun
 class NormBlock:
     """Normalises the last dimension."""
 
-    __slots__ = ("_fused", "_fused_packed", "_packed", "_run")
+    __slots__ = ("_fused", "_fused_packed", "_packed", "_run", "tensors")
 
     def __init__(self, kernel: KernelRun, fused: KernelRun | None, tensors: Mapping[str, torch.Tensor]) -> None:
         self._run = kernel.run
+        self.tensors = tensors
         self._packed = kernel.pack(tensors)
         self._fused = fused.run if fused is not None else None
         self._fused_packed: Any = fused.pack(tensors) if fused is not None else None

@@ -10,6 +10,7 @@ from pagoda.hal.kernel import Kernel, Needs, Reason
 if TYPE_CHECKING:
     from pagoda.ops.activation import ActivationFacts
     from pagoda.ops.attention import AttentionFacts
+    from pagoda.ops.moe import MoeMlpFacts, RouteFacts
 
 FLOATS = frozenset({"float32", "bfloat16", "float16"})
 NEEDS = Needs(features=frozenset({Feature.TRITON}), dtypes=FLOATS, packages=("triton",))
@@ -28,6 +29,14 @@ def _plain_silu(facts: ActivationFacts) -> Reason | None:
     return None if facts.kind == "silu" and facts.limit is None else f"plain SiLU only, not {facts.kind} with limit {facts.limit}"
 
 
+def _ungrouped(facts: RouteFacts) -> Reason | None:
+    return "no groups of experts" if facts.groups > 1 else "no sparse mixer" if facts.score == "sparsemixer" else None
+
+
+def _gated_silu(facts: MoeMlpFacts) -> Reason | None:
+    return None if facts.gated and facts.activation == "silu" else f"gated SiLU only, not {facts.activation}"
+
+
 def triton_kernels() -> tuple[Kernel, ...]:
     return (
         Kernel("paged_attention", "triton", f"{HERE}.paged_attention:PagedAttention", NEEDS, _attention_fits, 1.0, CLAIMS),
@@ -35,6 +44,9 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel("rms_norm", "triton", f"{HERE}.pointwise:RmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("add_rms_norm", "triton", f"{HERE}.pointwise:AddRmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("rope", "triton", f"{HERE}.pointwise:Rope", NEEDS, None, 1.0, INVARIANT),
+        Kernel("rope_write", "triton", f"{HERE}.rope_write:RopeWrite", NEEDS, None, 1.0, INVARIANT),
+        Kernel("route", "triton", f"{HERE}.moe:Route", NEEDS, _ungrouped, 1.0, INVARIANT),
+        Kernel("moe_mlp", "triton", f"{HERE}.moe:MoeMlp", NEEDS, _gated_silu, 1.0, CLAIMS),
         Kernel("sample", "triton", f"{HERE}.sampling:Sample", NEEDS, None, 1.0, INVARIANT),
         Kernel("gated_activation", "triton", f"{HERE}.pointwise:SiluAndMul", NEEDS, _plain_silu, 1.0, INVARIANT),
     )

@@ -79,7 +79,7 @@ def _launch_norm(facts: NormFacts, packed: Any, x: torch.Tensor, residual: torch
 
 
 @triton.jit
-def _rope(q, k, cos, sin, q_t, q_h, k_t, k_h, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+def _rope(q, k, cos, sin, q_t, q_h, k_t, k_h, cos_t, sin_t, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
           NEOX: tl.constexpr):  # fmt: skip
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, BLOCK)
@@ -90,8 +90,8 @@ def _rope(q, k, cos, sin, q_t, q_h, k_t, k_h, HEADS: tl.constexpr, HALF: tl.cons
         base = k + token * k_t + (head - HEADS) * k_h
     first = i if NEOX else 2 * i
     second = i + HALF if NEOX else 2 * i + 1
-    c = tl.load(cos + token * HALF + i, mask=mask, other=0.0)
-    s = tl.load(sin + token * HALF + i, mask=mask, other=0.0)
+    c = tl.load(cos + token * cos_t + i, mask=mask, other=0.0)
+    s = tl.load(sin + token * sin_t + i, mask=mask, other=0.0)
     a = tl.load(base + first, mask=mask, other=0.0).to(tl.float32)
     b = tl.load(base + second, mask=mask, other=0.0).to(tl.float32)
     tl.store(base + first, (a * c - b * s).to(q.dtype.element_ty), mask=mask)
@@ -107,7 +107,7 @@ class Rope(PlainKernel):
         half = self.facts.rotary_dim // 2
         if q.shape[0]:
             _rope[(q.shape[0], q.shape[1] + k.shape[1])](
-                q, k, cos.contiguous(), sin.contiguous(), q.stride(0), q.stride(1), k.stride(0), k.stride(1),
+                q, k, cos, sin, q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos.stride(0), sin.stride(0),
                 HEADS=q.shape[1], HALF=half, BLOCK=triton.next_power_of_2(half), NEOX=self.facts.style == "neox", num_warps=1,
             )  # fmt: skip
         return q, k
