@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +56,7 @@ def timed(calls: list[Callable[[], Any]], repeats: int = 7) -> float:
         graph.replay()
     marks[-1].record()
     torch.cuda.synchronize()
-    return 1e3 * statistics.median(a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)) / len(calls)
+    return 1e3 * statistics.median(a.elapsed_time(b) for a, b in pairwise(marks)) / len(calls)
 
 
 def ways(rows: int, columns: int) -> Iterator[Route]:
@@ -75,16 +77,15 @@ def product(columns: int, inner: int, rows: int) -> dict[str, Any]:
     weights = torch.randn(copies, columns, inner, generator=gen, device="cuda", dtype=torch.bfloat16) * inner**-0.5
     x = torch.randn(rows, inner, generator=gen, device="cuda", dtype=torch.bfloat16)
     arrived = torch.zeros(-(-columns // 16), dtype=torch.int32, device="cuda")
-    packed = [gemm.Packed(weight, None, arrived) for weight in weights]
     true = x.double() @ weights[0].double().T if weight_bytes < 10**8 else (x.float() @ weights[0].float().T).double()
     calls = max(1, 60 // copies) * copies if weight_bytes < 10**8 else copies
-    found: dict[str, Any] = {"torch": timed([lambda w=weights[i % copies]: F.linear(x, w) for i in range(calls)])}
+    found: dict[str, Any] = {"torch": timed([partial(F.linear, x, weights[i % copies]) for i in range(calls)])}
     for way in ways(rows, columns):
-        error = float(((gemm.multiply(packed[0], x, way) - true).norm() / true.norm()).cpu())
+        error = float(((gemm.multiply(x, weights[0], None, arrived, way) - true).norm() / true.norm()).cpu())
         if not error < 5e-3:
             print(f"  wrong: {columns}×{inner}, {rows} rows, {way}: {error}", flush=True)
             continue
-        found[json.dumps(list(way))] = timed([lambda p=packed[i % copies]: gemm.multiply(p, x, way) for i in range(calls)])
+        found[json.dumps(list(way))] = timed([partial(gemm.multiply, x, weights[i % copies], None, arrived, way) for i in range(calls)])
     return found
 
 
@@ -121,8 +122,8 @@ def sampling(deadline: float, save: Callable[[str, Any], None]) -> None:
                 facts = SamplingFacts("float32", 151936)
                 kernel, reference = Sample(facts), SampleReference(facts)
                 same = (kernel.run(logits, settings)[0] == reference.run(logits, settings)[0]).float().mean().item()
-                ours = timed([lambda: kernel.run(logits, settings)] * 10)
-                theirs = timed([lambda: reference.run(logits, settings)] * 3, 3)
+                ours = timed([partial(kernel.run, logits, settings)] * 10)
+                theirs = timed([partial(reference.run, logits, settings)] * 3, 3)
                 print(f"  {rows} rows, {kind}, {name}: ours {ours:.1f} µs, reference {theirs:.1f}, same tokens {same:.3f}", flush=True)
                 save(f"sample {rows} {kind} {name}", [ours, theirs, same])
 
@@ -140,9 +141,9 @@ def compile_some(part: int, of: int) -> None:
     for rows, way in jobs:
         kinds.setdefault((rows, way.block_n, way.block_k, way.split > 1, way.split == 0, way.warps, way.stages), (rows, way))
     weight = torch.zeros(4096, 2048, dtype=torch.bfloat16, device="cuda")
-    packed = gemm.Packed(weight, None, torch.zeros(256, dtype=torch.int32, device="cuda"))
+    arrived = torch.zeros(256, dtype=torch.int32, device="cuda")
     for rows, way in list(kinds.values())[part::of]:
-        gemm.multiply(packed, torch.zeros(rows, 2048, dtype=torch.bfloat16, device="cuda"), way)
+        gemm.multiply(torch.zeros(rows, 2048, dtype=torch.bfloat16, device="cuda"), weight, None, arrived, way)
     torch.cuda.synchronize()
 
 

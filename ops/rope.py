@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 from pagoda.hal.kernel import PlainKernel
 
-
 RopeStyle = Literal["neox", "interleaved"]
 
 

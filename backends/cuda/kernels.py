@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagoda.hal.info import Feature
 from pagoda.hal.kernel import Kernel, Needs, Reason
-from pagoda.ops.triton.kernels import triton_kernels
+from pagoda.ops.triton.kernels import CLAIMS, NEEDS, triton_kernels
 
 if TYPE_CHECKING:
     from pagoda.ops.attention import AttentionFacts
@@ -57,6 +58,8 @@ def _prebuilt(name: str) -> bool:
 def cuda_kernels() -> tuple[Kernel, ...]:
     return (
         *triton_kernels(),
+        # Its table of ways was measured on this architecture.
+        Kernel("gemm", "triton", "pagoda.ops.triton.gemm:Gemm", replace(NEEDS, archs=frozenset({"sm90"})), None, 1.0, CLAIMS),
         Kernel(
             "paged_attention",
             "flashinfer",

@@ -35,6 +35,8 @@ def _gemm_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
             yield _gemm_case(gen, dtype, f"{rows}×{inner}×{outer}", rows, (inner, outer), bias=True)
     for rows, inner, outer in ((64, 2, 1), (67, 34, 33), (77, 1030, 70), (130, 576, 96)):
         yield _gemm_case(gen, dtype, f"prompt of {rows}×{inner}×{outer}", rows, (inner, outer), bias=rows % 2 == 1)
+    for rows in (1, 8, 33):
+        yield _gemm_case(gen, dtype, f"a model's layer, {rows} rows", rows, (2048, 1024), bias=rows == 8)
     for rows in (1, 5, 70):
         yield _gemm_case(gen, dtype, "large magnitudes", rows, (256, 128), bias=False, scale=1e3)
         case = _gemm_case(gen, dtype, "strided rows", rows, (256, 128), bias=False)

@@ -6,7 +6,7 @@ units, with the inner dimension split over programs; the last of a tile's progra
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -77,14 +77,6 @@ def _tiles(x, weight, bias, out, parts, arrived, rows, columns, inner, splits, x
         tl.store(out + m[:, None] * out_t + n[None, :], acc.to(out.dtype.element_ty), mask=inside)
 
 
-class Packed(NamedTuple):
-    """The weights as they are, and the tiles' counters, zero between two runs."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    arrived: torch.Tensor
-
-
 class Gemm(PlainKernel):
     """`run(packed, x)`, as in `ops.linear.GemmReference`; torch's product where the table has no better way."""
 
@@ -93,47 +85,40 @@ class Gemm(PlainKernel):
     def __init__(self, facts: GemmFacts) -> None:
         super().__init__(facts)
         self._routes: dict[int, Route | None] = {}
+        self._arrived: torch.Tensor | None = None
 
-    def pack(self, weights: Any, out: Packed | None = None) -> Packed:
-        if out is not None:
-            super().pack(weights, {"weight": out.weight} | ({} if out.bias is None else {"bias": out.bias}))
-            return out
-        weight = weights["weight"]
-        tiles = -(-self.facts.out_features // 16)
-        return Packed(weight, weights.get("bias"), torch.zeros(tiles, dtype=torch.int32, device=weight.device))
-
-    def run(self, packed: Packed, x: torch.Tensor) -> torch.Tensor:
-        rows = x.shape[0]
+    def run(self, packed: Any, x: torch.Tensor) -> torch.Tensor:
+        rows, weight, bias = x.shape[0], packed["weight"], packed.get("bias")
         if rows not in self._routes:
             self._routes[rows] = route(rows, self.facts.out_features, self.facts.in_features)
         chosen = self._routes[rows]
-        if chosen is None or rows == 0 or not packed.weight.is_contiguous():
-            return F.linear(x, packed.weight, packed.bias)
-        return multiply(packed, x, chosen)
+        if chosen is None or rows == 0 or not weight.is_contiguous():
+            return F.linear(x, weight, bias)
+        if self._arrived is None:
+            # One for all layers of this shape: they run one after the other, and each leaves zeros.
+            self._arrived = torch.zeros(triton.cdiv(self.facts.out_features, 16), dtype=torch.int32, device=x.device)
+        return multiply(x, weight, bias, self._arrived, chosen)
 
 
-def multiply(packed: Packed, x: torch.Tensor, chosen: Route) -> torch.Tensor:
-    """`x @ weightᵀ + bias` in the way that `chosen` says."""
+def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, arrived: torch.Tensor, chosen: Route) -> torch.Tensor:
+    """`x @ weightᵀ + bias` in the way that `chosen` says. `arrived`: a zero for each tile, int32, zeros again afterwards."""
     if x.stride(-1) != 1:
         x = x.contiguous()
-    weight, rows = packed.weight, x.shape[0]
-    columns, inner = weight.shape
+    rows, (columns, inner) = x.shape[0], weight.shape
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
-    bias, biased = (weight, False) if packed.bias is None else (packed.bias, True)
+    tiles = triton.cdiv(columns, chosen.block_n)
+    common = {
+        "BLOCK_N": chosen.block_n, "BLOCK_K": chosen.block_k, "EVEN_K": inner % chosen.block_k == 0, "BIAS": bias is not None,
+        "num_warps": chosen.warps, "num_stages": chosen.stages,
+    }  # fmt: skip
     if chosen.split == 0:
-        _vector[(triton.cdiv(columns, chosen.block_n),)](
-            x, weight, bias, out, columns, inner, BLOCK_N=chosen.block_n, BLOCK_K=chosen.block_k, EVEN_K=inner % chosen.block_k == 0,
-            BIAS=biased, num_warps=chosen.warps, num_stages=chosen.stages,
-        )  # fmt: skip
+        _vector[(tiles,)](x, weight, weight if bias is None else bias, out, columns, inner, **common)
         return out
-    block_m, tiles = max(16, triton.next_power_of_2(rows)), triton.cdiv(columns, chosen.block_n)
-    parts = out
+    block_m, parts = max(16, triton.next_power_of_2(rows)), out
     if chosen.split > 1:
         parts = torch.empty(tiles * chosen.split * block_m * chosen.block_n, dtype=torch.float32, device=x.device)
     _tiles[(tiles, chosen.split)](
-        x, weight, bias, out, parts, packed.arrived, rows, columns, inner, chosen.split, x.stride(0), out.stride(0),
-        BLOCK_M=block_m,
-        BLOCK_N=chosen.block_n, BLOCK_K=chosen.block_k, SPLIT=chosen.split > 1, EVEN_K=inner % chosen.block_k == 0, BIAS=biased,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=chosen.warps, num_stages=chosen.stages,
+        x, weight, weight if bias is None else bias, out, parts, arrived, rows, columns, inner, chosen.split, x.stride(0), out.stride(0),
+        BLOCK_M=block_m, SPLIT=chosen.split > 1, PRECISION="ieee" if x.dtype == torch.float32 else "tf32", **common,
     )  # fmt: skip
     return out

@@ -7,9 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-MOST_ROWS = 64
-"""Products with more rows are torch's."""
-
 
 class Route(NamedTuple):
     """Tile of a program: columns and inner numbers; programs that share a tile's inner dimension (0: one row, no matrix units)."""
@@ -33,10 +30,10 @@ TILES = tuple(
 
 
 def route(rows: int, columns: int, inner: int) -> Route | None:
-    """The measured way of this product, that of the next larger number of rows; None: torch's."""
-    if rows > MOST_ROWS:
-        return None
-    ways = _table().get((columns, inner), {})
+    """The measured way of this product, that of the next larger number of rows; None: torch's. One row of an unmeasured one is ours too."""
+    ways = _table().get((columns, inner))
+    if ways is None:
+        return (Route(8, 512, 0) if columns >= 4096 else Route(2, 2048, 0)) if rows == 1 else None
     fitting = [measured for measured in ways if measured >= rows and (rows == 1) == (measured == 1)]
     return ways[min(fitting)] if fitting else None
 

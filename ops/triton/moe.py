@@ -1,4 +1,4 @@
-"""Experts in Triton: tokens sorted by expert in one launch, gate and up with their activation in one product, down, and the sum over choices.
+"""Experts in Triton: tokens sorted by expert in one launch, gate and up with their activation, down, and the sum over choices.
 
 The order is by expert, then by token, in blocks of rows that belong to one expert, so that each expert that is touched is read once a
 block. Nothing depends on how many tokens an expert got: grids are upper bounds, and programs beyond the last block end at once.
@@ -74,7 +74,7 @@ class Route(PlainKernel):
 @triton.jit
 def _sort(ids, order, owner, pairs, first, blocks, EXPERTS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
           ROWS: tl.constexpr):  # fmt: skip
-    """Program e writes the choices of expert e, in order, from its first block on, padded with `pairs`; `owner` gets each block's expert."""
+    """Program e writes the choices of expert e, in order, padded with `pairs` to whole blocks; `owner` gets each block's expert."""
     expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.zeros([BINS], tl.int32)

@@ -1,4 +1,4 @@
-"""From the projection to the cache in one kernel: norms of heads, rotation, K and V into their pages. A program takes some heads of a token."""
+"""From the projection to the cache in one kernel: norms of heads, rotation, K and V into pages. A program takes heads of a token."""
 
 from __future__ import annotations
 
