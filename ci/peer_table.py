@@ -28,7 +28,9 @@ def _section(path: Path) -> str:
     comparison = Comparison.read(path)
     machine = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in comparison.machine.items())
     days = sorted(turn["at"] for turn in comparison.turns)
-    lines = [f"## {comparison.model}", "", f"{machine}; {days[0]} to {days[-1]} UTC; `{path.name}`.", "", as_markdown(comparison), ""]
+    rounds = len({turn["round"] for turn in comparison.turns})
+    when = f"{machine}; {rounds} rounds, {days[0]} to {days[-1]} UTC; `{path.name}`."
+    lines = [f"## {comparison.model}", "", when, "", as_markdown(comparison), ""]
     lines += [f"* {name} {about['version']}: `{about['command']}`" for name, about in comparison.engines.items()]
     lines += [f"* disturbed: {', '.join(comparison.disturbed)}"] if comparison.disturbed else []
     return "\n".join([*lines, ""])

@@ -25,6 +25,12 @@ class Remote:
             await _check(response)
             return list(response.json()["data"])
 
+    async def engine_facts(self) -> dict[str, Any]:
+        """What the engine said of itself when it had started; a server of another make has none."""
+        with _named(self.url):
+            response = await self._client.get("/server_info")
+            return dict(response.json()["engine"]) if response.is_success else {}
+
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Events of one streamed request."""
         with _named(self.url):

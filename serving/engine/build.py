@@ -97,8 +97,10 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     store, adapters = _adapters(config, description)
     num_pages = _smallest(communicator, device, sizes.num_pages)
     max_model_len = _smallest(communicator, device, sizes.max_model_len)
+    planned = time.perf_counter()
     load = partial(load_model, sizes.description, device, target.table, communicator, config.seed)
     model = _told(load, config.use_tqdm_on_load) if topology.rank == 0 else load()
+    loaded = time.perf_counter()
     pages = Pages(device, sizes.groups, num_pages, len(facts.caches))
     pages.bind(model)
     device.memory.trim()  # what loading needed beside the weights
@@ -108,7 +110,10 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     shelf = _shelf(config, pages, topology.rank)
     runner = Runner(device, target.table, model, pages, runner_facts, limits, load, communicator, store, shelf)
     runner.warm_up()
-    log.info("rank %d loaded %s on %s in %.1f s", topology.rank, facts.architecture, device.info.model, time.perf_counter() - began)
+    ended = time.perf_counter()
+    seconds = {"device and plan": planned - began, "weights": loaded - planned, "buffers and warm-up": ended - loaded}
+    runner.facts = replace(runner_facts, load_seconds=seconds)
+    log.info("rank %d loaded %s on %s in %.1f s", topology.rank, facts.architecture, device.info.model, ended - began)
     return runner
 
 

@@ -94,6 +94,7 @@ class EngineCore:
             kernels=facts.kernels,
             adapters=tuple(tuple(adapter.module) for adapter in facts.adapters),
             adapter_slots=facts.adapter_slots,
+            load_seconds=facts.load_seconds,
         )
 
     def follow_grammars(self, compiler: Compiler) -> None:

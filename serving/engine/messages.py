@@ -168,6 +168,7 @@ class EngineFacts:
         vocab_size: ids at or above are refused.
         kernels: op → chosen kernel names, for `/server_info` and the log.
         device: `DeviceInfo.model` of rank 0.
+        load_seconds: how long the parts of rank 0's loading took, in order.
         adapters: (name, folder, parent) of those loaded at start. adapter_slots: 0 where none may be loaded.
     """
 
@@ -179,3 +180,4 @@ class EngineFacts:
     kernels: dict[str, str] = field(default_factory=dict)
     adapters: tuple[tuple[str, str, str | None], ...] = ()
     adapter_slots: int = 0
+    load_seconds: dict[str, float] = field(default_factory=dict)

@@ -160,6 +160,7 @@ class RunnerFacts:
         adapters: `adapters.LoadedAdapter`s that the ranks have read.
         adapter_slots: adapters that the device holds at a time; 0 where they are not enabled.
         trees: its attention takes drafts that branch (`ops.attention.TreeMask`).
+        load_seconds: see `EngineFacts`.
         length_epochs: a `models.model.LengthEpochs` where a sequence that grows must be computed anew, or None.
     """
 
@@ -175,4 +176,5 @@ class RunnerFacts:
     adapters: tuple[Any, ...] = ()
     adapter_slots: int = 0
     length_epochs: Any = None
+    load_seconds: dict[str, float] = field(default_factory=dict)
     trees: bool = False

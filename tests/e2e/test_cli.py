@@ -96,6 +96,8 @@ def test_startup_is_timed_to_the_first_token() -> None:
     assert done.returncode == 0, done.stderr
     (once,) = json.loads(done.stdout)["runs"]
     assert 0 < once["ready_s"] < once["first_token_s"]
+    parts = [seconds for name, seconds in once.items() if name.startswith("of which ")]
+    assert len(parts) == 4 and all(seconds > 0 for seconds in parts) and sum(parts) == pytest.approx(once["ready_s"])
 
 
 def test_a_port_in_use_is_known_before_anything_loads() -> None:

@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 async def start_once(argv: Sequence[str]) -> dict[str, float]:
-    """Seconds from process start to ready and to the first token of a first request."""
+    """Seconds from process start to ready, by its parts, and to the first token of a first request."""
     started = time.perf_counter()
     async with _server(argv) as remote:
         ready = time.perf_counter() - started
@@ -57,7 +57,10 @@ async def start_once(argv: Sequence[str]) -> dict[str, float]:
         async with aclosing(remote.stream("/v1/completions", {"model": model, "prompt": "Hello", "max_tokens": 1})) as events:
             async for _ in events:
                 break
-        return {"ready_s": ready, "first_token_s": time.perf_counter() - started}
+        first_token = time.perf_counter() - started
+        parts = (await remote.engine_facts())["load_seconds"]
+        rest = {"imports, tokenizer and processes": ready - sum(parts.values()), **parts}
+        return {**{f"of which {name}": seconds for name, seconds in rest.items()}, "ready_s": ready, "first_token_s": first_token}
 
 
 @asynccontextmanager
