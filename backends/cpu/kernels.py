@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from pagoda.hal.kernel import Kernel, Needs, Reason
 from pagoda.hal.kv import DTYPE_BYTES
-from pagoda.ops.native.library import QUANT_KINDS, TYPES, available
+from pagoda.ops.native.library import BLOCK_KINDS, QUANT_KINDS, SUPER_KINDS, TYPES, available
 
 _NATIVE = "pagoda.backends.cpu.kernels_native:"
 _MORE = "pagoda.backends.cpu.kernels_more:"
@@ -29,6 +30,7 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         replace(_native("gemm", "NativeGemm", _pairs("in_features")), needs=_needs(_WIDE_ARCHS), packed_bytes=_gemm_bytes),
         _prompt_kernel(),
         _blocks_kernel(),
+        _super_blocks_kernel(),
         _decoded_kernel(),
         _experts_kernel(),
         *_expert_block_kernels(),
@@ -71,6 +73,16 @@ def _blocks_kernel() -> Kernel:
     return replace(_native("gemm_gguf", ""), implementation=path, needs=needs, rank=20.0, packed_bytes=_block_bytes, eps=_INPUT_EPS)
 
 
+def _super_blocks_kernel() -> Kernel:
+    def accepts(facts: Any) -> Reason | None:
+        if facts.kind.startswith(("IQ1", "IQ2", "IQ3")) and find_spec("gguf") is None:
+            return f"the look-up table of {facts.kind} is the package gguf's, which is not installed"
+        return available()
+
+    needs = Needs(archs=_WIDE_ARCHS, dtypes=frozenset(TYPES), facts={"kind": tuple(SUPER_KINDS)})
+    return replace(_blocks_kernel(), name="native_super", needs=needs, accepts=accepts)
+
+
 def _decoded_kernel() -> Kernel:
     kernel = _native("gemm_gguf", "", _pairs("in_features"))
     path = _MORE + "NativeGemmGgufDecoded"
@@ -88,8 +100,8 @@ def _expert_block_kernels() -> tuple[Kernel, Kernel]:
     """Experts in blocks: a product of `gemm_gguf` for each matrix of each expert."""
 
     def accepts(facts: Any) -> Reason | None:
-        foreign = sorted({facts.up_kind, facts.down_kind} - set(QUANT_KINDS))
-        return available() or (f"multiplies blocks of {', '.join(QUANT_KINDS)}, not {', '.join(foreign)}" if foreign else None)
+        foreign = sorted({facts.up_kind, facts.down_kind} - set(BLOCK_KINDS))
+        return available() or (f"multiplies blocks of {', '.join(BLOCK_KINDS)}, not {', '.join(foreign)}" if foreign else None)
 
     path, claims = f"{_EXPERTS}NativeMoeMlpGguf", frozenset({"batch_invariant"})
     kernel = replace(_native("moe_mlp_gguf", ""), implementation=path, packed_bytes=_expert_bytes(_block_bytes), claims=claims)
@@ -118,7 +130,14 @@ def _expert_bytes(of_product: Callable[[Any], int]) -> Callable[[Any], int]:
     return count
 
 
+_SUPER_BYTES = {"Q2_K": 84, "Q3_K": 114, "Q4_K": 148, "Q5_K": 180, "Q6_K": 210, "IQ4_XS": 138, "IQ2_XXS": 66, "IQ2_XS": 74, "IQ2_S": 82}
+_SUPER_BYTES |= {"IQ3_XXS": 98, "IQ3_S": 110, "IQ1_S": 50, "IQ1_M": 56}
+"""Bytes of 256 weights as `quant_super.h` packs them: at most four more than ggml's own."""
+
+
 def _block_bytes(facts: Any) -> int:
+    if facts.kind in SUPER_KINDS:
+        return -(-facts.out_features // 32) * 32 * (facts.in_features // 256 * _SUPER_BYTES[facts.kind] + 4 * facts.bias)
     narrow, minimum = facts.kind in ("Q4_0", "Q4_1"), facts.kind in ("Q4_1", "Q5_1")
     groups = -(-facts.out_features // 32)
     return groups * (facts.in_features // 32 * ((512 if narrow else 1024) + 64 * (1 + minimum)) + 128 * facts.bias)

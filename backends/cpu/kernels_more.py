@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,18 +12,27 @@ from pagoda.backends.cpu.kernels_native import NativeActivation, NativeGatedActi
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.gguf.decode import decode_into
+from pagoda.ops.gguf.i_blocks import grid
 from pagoda.ops.gguf.types import GgmlType
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_gguf import GemmGgufFacts
 from pagoda.ops.moe import MoeMlpFacts
 from pagoda.ops.native.arena import arena
-from pagoda.ops.native.library import QUANT_KINDS, TYPES, Native, QuantArgs, load
+from pagoda.ops.native.library import BLOCK_KINDS, TYPES, Native, QuantArgs, load
 
 _threads = torch.get_num_threads
 
 
+@cache
+def grid_of(kind: str) -> torch.Tensor | None:
+    """The look-up table of an IQ format as int8, None for others."""
+    if not kind.startswith(("IQ1", "IQ2", "IQ3")):
+        return None
+    return grid("IQ1_S" if kind == "IQ1_M" else kind, torch.device("cpu")).round().to(torch.int8).contiguous()
+
+
 class PackedBlocks:
-    """A weight in blocks of 4 or 8 bits, repacked for the products, and the structure that describes it."""
+    """A weight in ggml's blocks, repacked for the products, and the structure that describes it."""
 
     __slots__ = ("args", "handle", "outer", "tensors")
 
@@ -30,15 +40,17 @@ class PackedBlocks:
         padded = -(-facts.out_features // 32) * 32
         bias = torch.zeros(padded, dtype=torch.float32) if facts.bias else None
         address = None if bias is None else bias.data_ptr()
-        self.args = QuantArgs(facts.in_features, facts.out_features, QUANT_KINDS[facts.kind], TYPES[facts.dtype], None, address)
+        kind, table = BLOCK_KINDS[facts.kind], grid_of(facts.kind)
+        where = None if table is None else table.data_ptr()
+        self.args = QuantArgs(facts.in_features, facts.out_features, kind, TYPES[facts.dtype], None, address, where)
         self.handle = ctypes.addressof(self.args)
         weight = arena().take(native.quant_bytes(self.handle))
         self.args.weight = weight.data_ptr()
-        self.tensors, self.outer = (weight, bias), facts.out_features
+        self.tensors, self.outer = (weight, bias, table), facts.out_features
 
 
 class NativeGemmGguf(PlainKernel):
-    """`gemm_gguf` with the blocks as they are, 4 or 8 bits a weight: products with the codes are exact, scales come after."""
+    """`gemm_gguf` with as many bits a weight as the blocks have: products with the codes are exact, scales come after."""
 
     facts: GemmGgufFacts
 

@@ -78,6 +78,8 @@ def _gemm_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
     yield _gemm_case(gen, dtype, "Q4_1", 0, 64, 16, bias=False)
     case = _gemm_case(gen, dtype, "Q8_0", 5, 576, 96, bias=True)
     yield Case(f"{case.label}, strided rows", case.facts, (strided(case.args[0]),), case.weights)
+    for kind in kinds_here():
+        yield _gemm_case(gen, dtype, kind, 70, 2 * GgmlType[kind].block, 40, bias=True)
 
 
 def _gemm_tolerance(case: Case) -> float:

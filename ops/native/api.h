@@ -17,12 +17,13 @@ struct PgGemm {
   const float* bias;  // padded to groups, or null
 };
 
-// A weight of 4 or 8 bits in blocks of 32, repacked by `quant_pack`; `kind` as in `quant.h`.
+// A weight in ggml's blocks, repacked by `quant_pack`; `kind` as in `quant.h` (blocks of 32) and `quant_super.h` (of 256).
 struct PgQuant {
   int64_t inner, outer;
   int32_t kind, type;  // of the blocks; of inputs and outputs
   const void* weight;
   const float* bias;  // padded to groups of 32, or null
+  const int8_t* grid;  // of the IQ formats, else null
 };
 
 // Static facts of an attention layer. window, chunk: 0 for none. softcap: 0 for none.

@@ -34,11 +34,24 @@ class GemmArgs(Structure):
 class QuantArgs(Structure):
     """`PgQuant`: a weight in blocks of 4 or 8 bits."""
 
-    _fields_ = (("inner", c_int64), ("outer", c_int64), ("kind", c_int32), ("type", c_int32), ("weight", c_void_p), ("bias", c_void_p))
+    _fields_ = (
+        ("inner", c_int64), ("outer", c_int64), ("kind", c_int32), ("type", c_int32), ("weight", c_void_p), ("bias", c_void_p),
+        ("grid", c_void_p),
+    )  # fmt: skip
 
 
 QUANT_KINDS = {"Q4_0": 0, "Q4_1": 1, "Q5_0": 2, "Q5_1": 3, "Q8_0": 4, "IQ4_NL": 5}
-"""ggml block formats that `quant_gemm` computes with, and their codes there."""
+"""ggml's formats in blocks of 32 that `quant_gemm` computes with, and their codes there."""
+
+SUPER_KINDS = {
+    name: 6 + code
+    for code, name in enumerate(
+        ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M")
+    )
+}
+"""The same in super-blocks of 256, on every instruction set."""
+
+BLOCK_KINDS = QUANT_KINDS | SUPER_KINDS
 
 
 class AttentionArgs(Structure):

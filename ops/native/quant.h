@@ -11,6 +11,7 @@
 #include "api.h"
 #include "gemm.h"
 #include "microkernel.h"
+#include "quant_super.h"
 #include "scratch.h"
 
 namespace PG_ISA {
@@ -70,6 +71,7 @@ static void put_code(int bits, uint8_t* half, int inner, int column, uint8_t cod
 }
 
 static void quant_pack(const PgQuant* q, const void* source, int64_t row_bytes, void* packed) {
+  if (q->kind >= FIRST_SUPER) return super_pack(q, source, row_bytes, packed);
   const Format& f = FORMATS[q->kind];
   int64_t groups = (q->outer + GROUP - 1) / GROUP, blocks = q->inner / BLOCK, size = f.block_bytes();
 #pragma omp parallel for schedule(static)
@@ -90,6 +92,7 @@ static void quant_pack(const PgQuant* q, const void* source, int64_t row_bytes, 
 }
 
 static int64_t quant_bytes(const PgQuant* q) {
+  if (q->kind >= FIRST_SUPER) return super_bytes(q);
   return (q->outer + GROUP - 1) / GROUP * (q->inner / BLOCK) * FORMATS[q->kind].block_bytes();
 }
 
@@ -303,6 +306,7 @@ static void quant_product(const PgQuant* q, const T* x, int64_t x_stride, int64_
 }
 
 static void quant_gemm(const PgQuant* q, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads) {
+  if (q->kind >= FIRST_SUPER) return super_gemm(q, x, x_stride, rows, out, out_stride, threads);
   if (q->type == PG_F32)
     quant_product(q, (const float*)x, x_stride, rows, (float*)out, out_stride, threads);
   else
@@ -311,7 +315,10 @@ static void quant_gemm(const PgQuant* q, const void* x, int64_t x_stride, int64_
 
 #else
 
-static void quant_gemm(const PgQuant*, const void*, int64_t, int64_t, void*, int64_t, int) { abort(); }  // the record asks for the dot product
+static void quant_gemm(const PgQuant* q, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads) {
+  if (q->kind < FIRST_SUPER) abort();  // the record asks for the dot product
+  super_gemm(q, x, x_stride, rows, out, out_stride, threads);
+}
 
 #endif
 

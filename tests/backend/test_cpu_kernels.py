@@ -16,6 +16,7 @@ import pytest
 import torch  # before the library: they share one OpenMP runtime
 from pagoda.backends.cpu.backend import CpuBackend
 from pagoda.backends.cpu.kernels import cpu_kernels
+from pagoda.backends.cpu.kernels_more import PackedBlocks
 from pagoda.hal.kernel import Kernel, Needs
 from pagoda.ops.attention import PagedBatch
 from pagoda.ops.cases.attention import attention_case, facts_of
@@ -23,7 +24,7 @@ from pagoda.ops.cases.linear_gguf import draw_blocks
 from pagoda.ops.check import check_kernel
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_gguf import GemmGgufFacts
-from pagoda.ops.native.library import ISAS, available, here, load
+from pagoda.ops.native.library import ISAS, SUPER_KINDS, available, here, load
 from pagoda.ops.op import Case
 from pagoda.ops.registry import ALL_OPS
 
@@ -80,6 +81,26 @@ def test_products_match_oracle_on_every_instruction_set(name: str, isa: str) -> 
         assert not report.failures, str(report)
 
 
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa in here()])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_super_blocks_match_oracle_on_every_instruction_set(isa: str, dtype: str) -> None:
+    kernel = KERNELS["gemm_gguf=native_super"]
+    bound = ForIsa(**{**vars(kernel), "name": isa, "needs": Needs(dtypes=kernel.needs.dtypes, facts=kernel.needs.facts)})
+    report = check_kernel(bound, ALL_OPS["gemm_gguf"], dtype=dtype, seed=3, info=INFO)
+    assert report.ran >= 4 * len(SUPER_KINDS), report.refused
+    assert not report.failures, str(report)
+
+
+@pytest.mark.parametrize("kind", sorted(SUPER_KINDS))
+def test_super_blocks_take_the_bytes_that_they_say(kind: str) -> None:
+    facts = GemmGgufFacts("bfloat16", kind, 512, 70, bias=True)
+    kernel = KERNELS["gemm_gguf=native_super"]
+    packed = PackedBlocks(facts, load())
+    assert kernel.packed_bytes is not None
+    assert sum(t.numel() * t.itemsize for t in packed.tensors[:2] if t is not None) == kernel.packed_bytes(facts)
+    assert kernel.packed_bytes(facts) < 1.04 * 96 * facts.row_bytes + 96 * 4
+
+
 def test_integer_products_keep_what_is_not_finite_and_what_is_tiny() -> None:
     """A prompt's rows with infinities, NaN or nothing above a denormal do not disturb their neighbours."""
     gen = torch.Generator().manual_seed(0)
@@ -132,17 +153,18 @@ def test_products_are_the_same_for_any_rows_and_threads() -> None:
                     assert torch.equal(kernel.run(packed, x[:rows]), expected[:rows]), (threads, rows)
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "IQ2_XS"])
 def test_block_products_are_the_same_for_any_rows(kind: str) -> None:
     gen = torch.Generator().manual_seed(0)
-    facts = GemmGgufFacts("bfloat16", kind, 320, 72)
-    kernel = KERNELS["gemm_gguf=native"]
+    inner = 512 if kind in SUPER_KINDS else 320
+    facts = GemmGgufFacts("bfloat16", kind, inner, 72)
+    kernel = KERNELS["gemm_gguf=native_super" if kind in SUPER_KINDS else "gemm_gguf=native"]
     if kernel.refuse(INFO, facts):
         assert INFO.arch not in kernel.needs.archs
         return
     run = kernel.load(facts)
-    packed = run.pack({"weight": draw_blocks(gen, kind, 72, 320)})
-    x = torch.randn(100, 320, generator=gen).bfloat16()
+    packed = run.pack({"weight": draw_blocks(gen, kind, 72, inner)})
+    x = torch.randn(100, inner, generator=gen).bfloat16()
     expected = run.run(packed, x)
     for threads, rows in itertools.product((1, 3), (1, 2, 3, 4, 5, 6, 18, 19, 50, 99)):
         with _threads(threads):
