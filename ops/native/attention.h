@@ -5,8 +5,6 @@
 // order. A row's result therefore depends neither on the batch nor on how the prompt was cut, nor on which threads took part.
 #pragma once
 
-#include <omp.h>
-
 #include "api.h"
 #include "microkernel.h"
 #include "pointwise.h"
@@ -364,14 +362,10 @@ struct Attention {
     span(first, &low, &high);
     int64_t begin_block = low / KEYS, blocks = (high + KEYS - 1) / KEYS - begin_block, heads = s.f->kv_heads;
     float* pieces = (float*)scratch<4>(blocks * heads * piece_size() * sizeof(float));
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < blocks * heads; i++)
-        piece(task(request, i % heads, 0), (begin_block + i / heads) * KEYS, pieces + (i % heads * blocks + i / heads) * piece_size());
-#pragma omp for schedule(static)
-      for (int64_t h = 0; h < heads; h++) join(task(request, h, 0), blocks, pieces + h * blocks * piece_size());
-    }
+    parallel(blocks * heads, threads, [&](int64_t i) {
+      piece(task(request, i % heads, 0), (begin_block + i / heads) * KEYS, pieces + (i % heads * blocks + i / heads) * piece_size());
+    });
+    for (int64_t h = 0; h < heads; h++) join(task(request, h, 0), blocks, pieces + h * blocks * piece_size());
   }
 
   void run(int64_t tokens, int threads) const {
@@ -391,8 +385,8 @@ struct Attention {
         if (tasks_of(r)) split(r, threads);
       return;
     }
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-    for (int64_t i = count * heads - 1; i >= 0; i--) {  // the last tasks of a prompt are the longest
+    parallel(count * heads, threads, [&](int64_t part) {
+      int64_t i = count * heads - 1 - part;  // the last tasks of a prompt are the longest
       int64_t index = i / heads, low = 0, high = rows - 1;
       while (low < high) {
         int64_t middle = (low + high) / 2;
@@ -402,7 +396,7 @@ struct Attention {
           low = middle + 1;
       }
       whole(task(low, i % heads, index - (low ? ends[low - 1] : 0)));
-    }
+    });
   }
 
   bool decodes_only(int64_t rows) const {

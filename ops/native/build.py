@@ -57,7 +57,7 @@ def build(target: Path | None = None) -> str:
 def _compile(compiler: str, folder: Path, target: Path) -> None:
     isas = {"baseline": [], **(_X86 if platform.machine() in ("x86_64", "AMD64") else {})}
     units = {name: ["kernels.cpp", f"-DPG_ISA={name}", *flags] for name, flags in isas.items()}
-    units |= {"dispatch": ["dispatch.cpp"], "sampling": ["sampling.cpp"]}
+    units |= {name: [f"{name}.cpp"] for name in ("dispatch", "sampling", "pool")}
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(_run, [compiler, *_FLAGS, "-c", *args, "-o", str(folder / f"{name}.o")]) for name, args in units.items()]
         for job in jobs:

@@ -1,11 +1,10 @@
 // Dense products x · weightᵀ with weights packed in groups of 32 columns. At few rows the weights' way from memory is all that counts.
 #pragma once
 
-#include <omp.h>
-
 #include "api.h"
 #include "microkernel.h"
 #include "pointwise.h"
+#include "pool.h"
 #include "scratch.h"
 
 namespace PG_ISA {
@@ -88,13 +87,16 @@ static void gemm_threads(const PgGemm* g, const typename K::A* x, int64_t x_stri
   int64_t across = groups < threads ? groups : threads, down = threads / across;
   if (down > rows) down = rows;
   if (across * down <= 1 || groups * g->inner * rows < 20000) return gemm_part<K>(g, x, x_stride, rows, out, out_stride, 0, groups);
-#pragma omp parallel num_threads((int)(across * down))
-  {
-    int64_t id = omp_get_thread_num(), column = id % across, row = id / across;
+  int64_t pairs = (groups + MAX_GROUPS - 1) / MAX_GROUPS;
+  if (down == 1 && pairs >= 2 * across) across *= 2;
+  parallel(across * down, threads, [&](int64_t id) {
+    int64_t column = id % across, row = id / across;
     int64_t m = rows * row / down, end = rows * (row + 1) / down;
-    gemm_part<K>(g, x + m * x_stride, x_stride, end - m, out + m * out_stride, out_stride, groups * column / across,
-                 groups * (column + 1) / across);
-  }
+    int64_t first = pairs * column / across * MAX_GROUPS, last = pairs * (column + 1) / across * MAX_GROUPS;
+    if (pairs < across) first = groups * column / across, last = groups * (column + 1) / across;
+    if (last > groups) last = groups;
+    gemm_part<K>(g, x + m * x_stride, x_stride, end - m, out + m * out_stride, out_stride, first, last);
+  });
 }
 
 }  // namespace PG_ISA

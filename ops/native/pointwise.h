@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "api.h"
+#include "pool.h"
 #include "simd.h"
 
 namespace PG_ISA {
@@ -18,12 +19,9 @@ PG_INLINE int team(int64_t rows, int64_t width, int threads) {
 
 template <class F>
 PG_INLINE void for_rows(int64_t rows, int threads, F body) {
-  if (threads <= 1) {
-    for (int64_t r = 0; r < rows; r++) body(r);
-    return;
-  }
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t r = 0; r < rows; r++) body(r);
+  parallel_spans(rows, threads, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; r++) body(r);
+  });
 }
 
 template <class T>

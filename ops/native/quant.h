@@ -6,8 +6,6 @@
 // on the number of rows. Needs the 8-bit dot product of AVX-512.
 #pragma once
 
-#include <omp.h>
-
 #include "api.h"
 #include "gemm.h"
 #include "microkernel.h"
@@ -298,11 +296,7 @@ static void quant_product(const PgQuant* q, const T* x, int64_t x_stride, int64_
                           : (f.minimum ? quant_rows<T, 8, true> : quant_rows<T, 8, false>);
   if (groups < threads) threads = (int)groups;
   if (groups * inner * rows < 20000) threads = 1;
-#pragma omp parallel num_threads(threads > 0 ? threads : 1)
-  {
-    int64_t id = omp_get_thread_num(), team = omp_get_num_threads();
-    part(q, in, rows, out, out_stride, groups * id / team, groups * (id + 1) / team);
-  }
+  parallel_spans(groups, threads, [&](int64_t first, int64_t last) { part(q, in, rows, out, out_stride, first, last); });
 }
 
 static void quant_gemm(const PgQuant* q, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads) {

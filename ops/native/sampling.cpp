@@ -1,13 +1,12 @@
 // From a row of logits to a token without sorting the vocabulary. Compiled for the baseline: the library's templates must not be
 // shared between instruction sets. Exponentials come from the table.
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "api.h"
+#include "pool.h"
 
 namespace {
 
@@ -118,22 +117,18 @@ void pg_sample(const PgTable* table, const void* logits, int64_t stride, int typ
                           const float* temperature, const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed,
                           const int64_t* position, int64_t* out, int threads) {
   int64_t size = type == PG_F32 ? 4 : 2;
-  if (rows < threads) threads = (int)rows;
-#pragma omp parallel num_threads(threads > 0 ? threads : 1)
-  {
-    std::vector<float> weights(width);
-    Tokens tokens;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t r = 0; r < rows; r++) {
-      const void* row = (const char*)logits + r * stride * size;
-      table->argmax(row, stride, type, 1, width, out + r, 1);
-      if (temperature[r] <= 0) continue;
-      float top = number(row, type, out[r]);
-      double total = table->exp_row(row, type, width, top, 1.0f / temperature[r], weights.data());
-      Row view{row, type, width, weights.data(), top};
-      double u = uniform(seed[r], position[r]);
-      bool plain = (top_k[r] <= 0 || top_k[r] >= width) && top_p[r] >= 1 && min_p[r] <= 0;
-      out[r] = plain ? draw(view, total, u) : filtered(view, top_k[r], top_p[r], min_p[r], u, tokens);
-    }
-  }
+  PG_ISA::parallel(rows, threads, [&](int64_t r) {
+    static thread_local std::vector<float> weights;
+    static thread_local Tokens tokens;
+    weights.resize(width);
+    const void* row = (const char*)logits + r * stride * size;
+    table->argmax(row, stride, type, 1, width, out + r, 1);
+    if (temperature[r] <= 0) return;
+    float top = number(row, type, out[r]);
+    double total = table->exp_row(row, type, width, top, 1.0f / temperature[r], weights.data());
+    Row view{row, type, width, weights.data(), top};
+    double u = uniform(seed[r], position[r]);
+    bool plain = (top_k[r] <= 0 || top_k[r] >= width) && top_p[r] >= 1 && min_p[r] <= 0;
+    out[r] = plain ? draw(view, total, u) : filtered(view, top_k[r], top_p[r], min_p[r], u, tokens);
+  });
 }

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -169,20 +165,6 @@ def test_block_products_are_the_same_for_any_rows(kind: str) -> None:
     for threads, rows in itertools.product((1, 3), (1, 2, 3, 4, 5, 6, 18, 19, 50, 99)):
         with _threads(threads):
             assert torch.equal(run.run(packed, x[:rows]), expected[:rows]), (threads, rows)
-
-
-def test_native_kernels_share_torchs_threads() -> None:
-    kernel = KERNELS["gemm=native"].load(GemmFacts("float32", 512, 512))
-    packed, x = kernel.pack({"weight": torch.ones(512, 512)}), torch.ones(256, 512)
-    with _threads(3):
-        torch.nn.functional.gelu(torch.ones(1 << 20))
-        before = len(os.listdir("/proc/self/task"))
-        kernel.run(packed, x)
-        assert len(os.listdir("/proc/self/task")) == before
-    code = "import torch; from pagoda.ops.native.library import load; load(); print(open('/proc/self/maps').read())"
-    maps = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    runtimes = {line.split()[-1] for line in maps.splitlines() if re.search(r"lib(gomp|omp|iomp5)[^/]*\.so", line)}
-    assert len(runtimes) == 1, runtimes
 
 
 @contextmanager
