@@ -17,7 +17,7 @@ from pagoda.hal.graphs import GraphPolicy, Replay
 from pagoda.ops.native.library import Program
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32)
 """Decode sizes that are recorded. In larger steps Python's share is small, and their memory would be kept for nothing."""
 
 _FRESH = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}

@@ -289,13 +289,14 @@ class NativeSample(PlainKernel):
         self._type = TYPES[facts.dtype]
 
     def run(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
-        logits, bad = _rows(logits), logits.amax(-1).isnan()
+        logits = _rows(logits)
         count, vocab = logits.shape
-        out = torch.empty(count, dtype=torch.int64)
+        out, bad = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
+        results = (out.data_ptr(), bad.data_ptr(), _threads())
         common = (logits.data_ptr(), logits.stride(0), self._type, count, vocab)
         if rows.all_greedy:
-            self._native.argmax(*common, out.data_ptr(), _threads())
+            self._native.argmax(*common, *results)
             return out, bad
         columns = [c.contiguous() for c in (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.position)]
-        self._native.sample(self._native.table, *common, *(c.data_ptr() for c in columns), out.data_ptr(), _threads())
+        self._native.sample(self._native.table, *common, *(c.data_ptr() for c in columns), *results)
         return out, bad

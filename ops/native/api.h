@@ -65,7 +65,8 @@ struct PgTable {
   // `width`: of the output; gated inputs are twice as wide. limit 0: no clamp. alpha: of the last kind. shift: added to the second half.
   void (*activation)(const void* x, int64_t x_stride, int type, int kind, int gated, float limit, float alpha, float shift, int64_t rows,
                      int64_t width, void* out, int threads);
-  void (*argmax)(const void* x, int64_t stride, int type, int64_t rows, int64_t width, int64_t* out, int threads);
+  // bad: whether a row holds NaN.
+  void (*argmax)(const void* x, int64_t stride, int type, int64_t rows, int64_t width, int64_t* out, bool* bad, int threads);
   // weights[i] = e^((x[i] − top) · factor); their sum is returned.
   double (*exp_row)(const void* x, int type, int64_t width, float top, float factor, float* weights);
   int64_t (*quant_bytes)(const PgQuant*);
@@ -74,9 +75,9 @@ struct PgTable {
   // The one function that is the same for all instruction sets; `table` gives it exponentials and maxima.
   void (*sample)(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width, const float* temperature,
                  const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed, const int64_t* position, int64_t* out,
-                 int threads);
+                 bool* bad, int threads);
 };
 
 void pg_sample(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width, const float* temperature,
                const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed, const int64_t* position, int64_t* out,
-               int threads);
+               bool* bad, int threads);

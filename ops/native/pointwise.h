@@ -164,33 +164,51 @@ static void rope(void* x, int type, int64_t token_stride, int64_t head_stride, i
     rope_of((float*)x, token_stride, head_stride, tokens, heads, rotary, interleaved, cos, sin, threads);
 }
 
+// The largest number, NaN left out.
 template <class T>
-PG_INLINE float row_max(const T* x, int64_t width) {
-  vf top = splat(-INFINITY);
+PG_INLINE float row_max(const T* x, int64_t width, bool* bad) {
+  vf top[2] = {splat(-INFINITY), splat(-INFINITY)};
+  vi strange = {};
   int64_t i = 0;
-  for (; i + W <= width; i += W) top = vmax(load(x + i), top);
-  float best = max(top);
-  for (; i < width; i++) best = to_float(x[i]) > best ? to_float(x[i]) : best;
+  for (; i + 2 * W <= width; i += 2 * W)
+    for (int k = 0; k < 2; k++) {
+      vf v = load(x + i + k * W);
+      top[k] = vmax(v, top[k]);
+      strange |= v != v;
+    }
+  float best = max(vmax(top[0], top[1]));
+  bool nan = sum(strange != 0 ? splat(1.0f) : vf{}) > 0;
+  for (; i < width; i++) {
+    float v = to_float(x[i]);
+    best = v > best ? v : best;
+    nan |= v != v;
+  }
+  *bad = nan;
   return best;
 }
 
 // The first index of the largest number; 0 where nothing is above −∞.
 template <class T>
-static void argmax_of(const T* x, int64_t stride, int64_t rows, int64_t width, int64_t* out, int threads) {
+static void argmax_of(const T* x, int64_t stride, int64_t rows, int64_t width, int64_t* out, bool* bad, int threads) {
   for_rows(rows, team(rows, width, threads), [=](int64_t r) {
     const T* row = x + r * stride;
-    float best = row_max(row, width);
+    float best = row_max(row, width, bad + r);
     int64_t i = 0;
+    for (; i + 16 * W <= width; i += 16 * W) {
+      vi found = {};
+      for (int k = 0; k < 16; k++) found |= load(row + i + k * W) == splat(best);
+      if (sum(found != 0 ? splat(1.0f) : vf{}) > 0) break;
+    }
     while (i < width && to_float(row[i]) != best) i++;
     out[r] = i < width ? i : 0;
   });
 }
 
-static void argmax(const void* x, int64_t stride, int type, int64_t rows, int64_t width, int64_t* out, int threads) {
+static void argmax(const void* x, int64_t stride, int type, int64_t rows, int64_t width, int64_t* out, bool* bad, int threads) {
   if (type == PG_BF16)
-    argmax_of((const bf16*)x, stride, rows, width, out, threads);
+    argmax_of((const bf16*)x, stride, rows, width, out, bad, threads);
   else
-    argmax_of((const float*)x, stride, rows, width, out, threads);
+    argmax_of((const float*)x, stride, rows, width, out, bad, threads);
 }
 
 template <class T>

@@ -19,11 +19,15 @@ static inline void parallel(int64_t parts, int threads, F body) {
   pg_parallel(parts, threads, [](void* context, int64_t part) { (*(F*)context)(part); }, &body);
 }
 
-// Splits [0, total) in spans of which each thread finds some: a few where threads are few, so that a slow one is made up for.
+// Splits [0, total) in spans that begin at multiples of `grain`; a few a thread where there are enough, so that a slow one is made up for.
 template <class F>
-static inline void parallel_spans(int64_t total, int threads, F body) {
-  int64_t parts = threads <= 1 ? 1 : total < 2 * threads ? total : 2 * threads;
-  parallel(parts, threads, [&](int64_t part) { body(total * part / parts, total * (part + 1) / parts); });
+static inline void parallel_spans(int64_t total, int threads, F body, int64_t grain = 1) {
+  int64_t pieces = (total + grain - 1) / grain;
+  int64_t parts = threads <= 1 ? 1 : pieces >= 2 * threads ? 2 * threads : pieces < threads ? pieces : threads;
+  parallel(parts, threads, [&](int64_t part) {
+    int64_t last = pieces * (part + 1) / parts * grain;
+    body(pieces * part / parts * grain, last < total ? last : total);
+  });
 }
 
 }  // namespace PG_ISA

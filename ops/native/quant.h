@@ -296,7 +296,7 @@ static void quant_product(const PgQuant* q, const T* x, int64_t x_stride, int64_
                           : (f.minimum ? quant_rows<T, 8, true> : quant_rows<T, 8, false>);
   if (groups < threads) threads = (int)groups;
   if (groups * inner * rows < 20000) threads = 1;
-  parallel_spans(groups, threads, [&](int64_t first, int64_t last) { part(q, in, rows, out, out_stride, first, last); });
+  parallel_spans(groups, threads, [&](int64_t first, int64_t last) { part(q, in, rows, out, out_stride, first, last); }, groups >= 2 * threads ? 2 : 1);
 }
 
 static void quant_gemm(const PgQuant* q, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads) {

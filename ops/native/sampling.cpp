@@ -115,14 +115,14 @@ int64_t filtered(const Row& row, int32_t top_k, float top_p, float min_p, double
 
 void pg_sample(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width,
                           const float* temperature, const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed,
-                          const int64_t* position, int64_t* out, int threads) {
+                          const int64_t* position, int64_t* out, bool* bad, int threads) {
   int64_t size = type == PG_F32 ? 4 : 2;
   PG_ISA::parallel(rows, threads, [&](int64_t r) {
     static thread_local std::vector<float> weights;
     static thread_local Tokens tokens;
     weights.resize(width);
     const void* row = (const char*)logits + r * stride * size;
-    table->argmax(row, stride, type, 1, width, out + r, 1);
+    table->argmax(row, stride, type, 1, width, out + r, bad + r, 1);
     if (temperature[r] <= 0) return;
     float top = number(row, type, out[r]);
     double total = table->exp_row(row, type, width, top, 1.0f / temperature[r], weights.data());
