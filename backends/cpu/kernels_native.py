@@ -165,7 +165,8 @@ class NativeRope(PlainKernel):
         self._static = (facts.rotary_dim, int(facts.style == "interleaved"))
 
     def run(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        cos, sin = cos.contiguous(), sin.contiguous()
+        if cos.stride() != sin.stride() or cos.stride(1) != 1:
+            cos, sin = cos.contiguous(), sin.contiguous()
         return self._turn(q, cos, sin), self._turn(k, cos, sin)
 
     def _turn(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -174,7 +175,8 @@ class NativeRope(PlainKernel):
             x = x.contiguous()
             token, head, one = x.stride()
         tokens, heads, _ = x.shape
-        self._rope(x.data_ptr(), self._type, token, head, tokens, heads, *self._static, cos.data_ptr(), sin.data_ptr(), _threads())
+        angles = (cos.data_ptr(), sin.data_ptr(), cos.stride(0))
+        self._rope(x.data_ptr(), self._type, token, head, tokens, heads, *self._static, *angles, _threads())
         return x
 
 

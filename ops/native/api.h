@@ -59,7 +59,7 @@ struct PgTable {
   void (*write_kv)(const PgAttention*, const PgPages*, const void* k, int64_t k_token, int64_t k_head, const void* v, int64_t v_token,
                    int64_t v_head, const int64_t* slots, int64_t tokens, int threads);
   void (*rope)(void* x, int type, int64_t token_stride, int64_t head_stride, int64_t tokens, int64_t heads, int64_t rotary, int interleaved,
-               const float* cos, const float* sin, int threads);
+               const float* cos, const float* sin, int64_t angle_stride, int threads);
   void (*rms_norm)(const void* x, int64_t x_stride, const void* residual, int64_t residual_stride, const void* weight, float offset, float eps,
                    int type, int64_t rows, int64_t width, void* out, void* total, int threads);
   // `width`: of the output; gated inputs are twice as wide. limit 0: no clamp. alpha: of the last kind. shift: added to the second half.

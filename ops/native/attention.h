@@ -125,6 +125,13 @@ static void pack_keys(const T* const* rows, int64_t count, int64_t dim, typename
   pack_keys_plain<K>(rows, count, dim, out);
 }
 
+// Asks for rows [first, last) of `bytes` bytes each.
+template <class T>
+PG_INLINE void fetch(const T* const* rows, int64_t first, int64_t last, int64_t count, int64_t bytes) {
+  for (int64_t j = first; j < last && j < count; j++)
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)rows[j] + at);
+}
+
 // Values [count][v_dim] → groups of 32 columns, [count / STEP][32][STEP]; zeros where there is no key or no column.
 template <class K, class T>
 static void pack_values(const T* const* rows, int64_t count, int64_t padded, int64_t v_dim, int64_t v_groups, typename K::A* out) {
@@ -250,7 +257,13 @@ struct Attention {
     int64_t count = high - from, padded = (count + GROUP - 1) / GROUP * GROUP, rows = t.tokens * s.group;
     rows_of(t, from + first, high, k + first, v + first);
     for (int64_t j = 0; j < first; j++) k[j] = k[first], v[j] = v[first];
-    pack_keys<K>(k, count, s.dim, tiles.keys);
+    int64_t k_bytes = s.dim * (int64_t)sizeof(T), v_bytes = s.v_dim * (int64_t)sizeof(T);
+    fetch(k, 0, 2 * GROUP, count, k_bytes);
+    for (int64_t j = 0; j < count; j += GROUP) {  // rows of a head are apart from each other in memory: nothing else fetches them early
+      fetch(k, j + 2 * GROUP, j + 3 * GROUP, count, k_bytes);
+      fetch(v, j, j + GROUP, count, v_bytes);
+      pack_keys<K>(k + j, count - j < GROUP ? count - j : GROUP, s.dim, tiles.keys + j * s.dim);
+    }
     multiply<K>(rows, padded / GROUP, tiles.q, s.dim, tiles.keys, GROUP * s.dim, s.dim, tiles.logits, KEYS, false);
     for (int64_t i = 0; i < t.tokens; i++) {
       Span seen(s.f, t.position + i, t.length);
@@ -368,6 +381,19 @@ struct Attention {
     for (int64_t h = 0; h < heads; h++) join(task(request, h, 0), blocks, pieces + h * blocks * piece_size());
   }
 
+  // Task i of all, heads innermost. `ends`: tasks of the requests up to and with each.
+  Task numbered(int64_t i, const int64_t* ends) const {
+    int64_t heads = s.f->kv_heads, index = i / heads, low = 0, high = batch->rows - 1;
+    while (low < high) {
+      int64_t middle = (low + high) / 2;
+      if (ends[middle] > index)
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    return task(low, i % heads, index - (low ? ends[low - 1] : 0));
+  }
+
   void run(int64_t tokens, int threads) const {
     int64_t count = 0, rows = batch->rows, work = 0, heads = s.f->kv_heads;
     int64_t* ends = (int64_t*)scratch<5>((rows + 1) * sizeof(int64_t));
@@ -385,17 +411,10 @@ struct Attention {
         if (tasks_of(r)) split(r, threads);
       return;
     }
-    parallel(count * heads, threads, [&](int64_t part) {
-      int64_t i = count * heads - 1 - part;  // the last tasks of a prompt are the longest
-      int64_t index = i / heads, low = 0, high = rows - 1;
-      while (low < high) {
-        int64_t middle = (low + high) / 2;
-        if (ends[middle] > index)
-          high = middle;
-        else
-          low = middle + 1;
-      }
-      whole(task(low, i % heads, index - (low ? ends[low - 1] : 0)));
+    // The heads of a token lie side by side: where there is enough for everybody, a thread reads them all.
+    int64_t run = count >= 4 * threads && decodes_only(rows) ? heads : 1;
+    parallel(count * heads / run, threads, [&](int64_t part) {
+      for (int64_t h = 0; h < run; h++) whole(numbered(count * heads - 1 - part * run - h, ends));  // the last tasks of a prompt are the longest
     });
   }
 

@@ -11,7 +11,8 @@ namespace PG_ISA {
 
 constexpr int64_t INNER_BLOCK = 1024;  // inner indices of a panel that stays in the second-level cache
 constexpr int64_t ROW_BLOCK = 240;     // rows whose partial sums stay there too
-constexpr int FEW_ROWS = 12;           // up to here weights are read once and fetched ahead
+constexpr int FEW_ROWS = 32;           // up to here weights are fetched ahead
+constexpr int FEWER_ROWS = 12;         // up to here they are read once
 
 template <class T>
 static void pack_groups(const PgGemm* g, const T* source, int64_t stride, T* packed) {
@@ -67,7 +68,7 @@ static void gemm_part(const PgGemm* g, const typename K::A* x, int64_t x_stride,
     int64_t groups = last - n < MAX_GROUPS ? last - n : MAX_GROUPS;
     for (int64_t m = 0; m < rows; m += ROW_BLOCK) {
       int64_t count = rows - m < ROW_BLOCK ? rows - m : ROW_BLOCK;
-      int64_t step = few ? inner : INNER_BLOCK;
+      int64_t step = rows <= FEWER_ROWS ? inner : INNER_BLOCK;
       for (int64_t k = 0; k < inner; k += step) {
         int64_t depth = inner - k < step ? inner - k : step;
         if (few)

@@ -118,10 +118,14 @@ static void multiply(int64_t rows, int64_t groups, const typename K::A* a, int64
       int64_t first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
       const typename K::B* panel = b + g * group;
       float* target = c + first * ldc + g * GROUP;
+      const typename K::A* left = a + first * lda;
+      // Who comes first fetches for all.
       if (MAX_GROUPS == 2 && g + 1 < groups)
-        tile_rows<K, MAX_GROUPS, AHEAD>((int)count, a + first * lda, lda, panel, group, inner, target, ldc, add);
+        block ? tile_rows<K, MAX_GROUPS, 0>((int)count, left, lda, panel, group, inner, target, ldc, add)
+              : tile_rows<K, MAX_GROUPS, AHEAD>((int)count, left, lda, panel, group, inner, target, ldc, add);
       else
-        tile_rows<K, 1, AHEAD>((int)count, a + first * lda, lda, panel, group, inner, target, ldc, add);
+        block ? tile_rows<K, 1, 0>((int)count, left, lda, panel, group, inner, target, ldc, add)
+              : tile_rows<K, 1, AHEAD>((int)count, left, lda, panel, group, inner, target, ldc, add);
     }
 }
 

@@ -143,25 +143,25 @@ PG_INLINE void rotate_interleaved(T* head, int64_t half, const float* cos, const
 
 template <class T>
 static void rope_of(T* x, int64_t token_stride, int64_t head_stride, int64_t tokens, int64_t heads, int64_t rotary, int interleaved,
-                    const float* cos, const float* sin, int threads) {
+                    const float* cos, const float* sin, int64_t angles, int threads) {
   int64_t half = rotary / 2;
   for_rows(tokens, team(tokens, heads * rotary, threads), [=](int64_t t) {
     for (int64_t h = 0; h < heads; h++) {
       T* head = x + t * token_stride + h * head_stride;
       if (interleaved)
-        rotate_interleaved(head, half, cos + t * half, sin + t * half);
+        rotate_interleaved(head, half, cos + t * angles, sin + t * angles);
       else
-        rotate_neox(head, half, cos + t * half, sin + t * half);
+        rotate_neox(head, half, cos + t * angles, sin + t * angles);
     }
   });
 }
 
 static void rope(void* x, int type, int64_t token_stride, int64_t head_stride, int64_t tokens, int64_t heads, int64_t rotary, int interleaved,
-                 const float* cos, const float* sin, int threads) {
+                 const float* cos, const float* sin, int64_t angles, int threads) {
   if (type == PG_BF16)
-    rope_of((bf16*)x, token_stride, head_stride, tokens, heads, rotary, interleaved, cos, sin, threads);
+    rope_of((bf16*)x, token_stride, head_stride, tokens, heads, rotary, interleaved, cos, sin, angles, threads);
   else
-    rope_of((float*)x, token_stride, head_stride, tokens, heads, rotary, interleaved, cos, sin, threads);
+    rope_of((float*)x, token_stride, head_stride, tokens, heads, rotary, interleaved, cos, sin, angles, threads);
 }
 
 // The largest number, NaN left out.

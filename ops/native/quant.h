@@ -206,14 +206,16 @@ static void tile4(const Inputs& in, int64_t inner, const uint8_t* w, int64_t gro
 }
 
 // Up to six rows with 8-bit codes: those of the weight itself, or those that `expand` made of 4-bit ones. `step`: bytes from block to
-// block of the codes; scales are those of the weight.
+// block of the codes; scales are those of the weight. `soon`: weights that will be wanted next, 256 bytes of which are fetched with a block.
 template <int TAIL, bool MIN, int R, int N>
 static void tile8(const Inputs& in, int64_t inner, const uint8_t* codes, int64_t code_group, int64_t step, const uint8_t* w, int64_t group,
-                  float* c) {
+                  const uint8_t* soon, float* c) {
   constexpr int SIZE = TAIL + 64 + (MIN ? 64 : 0);
   int64_t blocks = inner / BLOCK;
   __m512 acc[R][N] = {};
-  for (int64_t b = 0; b < blocks; b++, codes += step, w += SIZE) {
+  for (int64_t b = 0; b < blocks; b++, codes += step, w += SIZE, soon += 256) {
+    if (R > 2)
+      for (int line = 0; line < 256; line += 64) __builtin_prefetch(soon + line);
     if (TAIL == 1024 && R <= 2)
       for (int g = 0; g < (N + 1) / 2; g++)
 #pragma GCC unroll 20
@@ -266,7 +268,7 @@ static void quant_rows(const PgQuant* q, const Inputs& all, int64_t rows, T* out
     for (int64_t piece = 0; piece < pieces; piece++) {
       int64_t m = rows * piece / pieces, count = rows * (piece + 1) / pieces - m;
       Inputs in{all.high + m * inner, all.low + m * inner, all.scale + m * blocks, all.sum + m * blocks, all.shift + m * blocks};
-#define PG_TILE8(R, N) tile8<TAIL, MIN, R, N>(in, inner, codes, group, step, w, group, c)
+#define PG_TILE8(R, N) tile8<TAIL, MIN, R, N>(in, inner, codes, group, step, w, group, w + group + piece * blocks * 256, c)
 #define PG_TILE(R, N) (BITS == 4 ? tile4<MIN, R, N>(in, inner, w, group, c) : PG_TILE8(R, N))
       if (count == 1)
         wide == 2 ? PG_TILE(1, 4) : PG_TILE(1, 2);
