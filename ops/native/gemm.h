@@ -91,7 +91,7 @@ static void gemm_threads(const PgGemm* g, const typename K::A* x, int64_t x_stri
   int64_t pairs = (groups + MAX_GROUPS - 1) / MAX_GROUPS;
   if (down == 1 && pairs >= 2 * across) across *= 2;
   parallel(across * down, threads, [&](int64_t id) {
-    int64_t column = id % across, row = id / across;
+    int64_t column = in_turns(id % across, across, threads), row = id / across;
     int64_t m = rows * row / down, end = rows * (row + 1) / down;
     int64_t first = pairs * column / across * MAX_GROUPS, last = pairs * (column + 1) / across * MAX_GROUPS;
     if (pairs < across) first = groups * column / across, last = groups * (column + 1) / across;

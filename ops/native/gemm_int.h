@@ -155,13 +155,12 @@ static void int_gemm(const PgGemm* g, const bf16* x, int64_t x_stride, int64_t r
   IntRows in = int_rows(x, x_stride, rows, g->inner, threads);
   int64_t groups = (g->outer + GROUP - 1) / GROUP, across = groups < threads ? groups : threads, down = threads / across;
   if (groups * g->inner * rows < 20000) return int_part(g, in, rows, out, out_stride, 0, groups);
-#pragma omp parallel num_threads((int)(across * down))
-  {
-    int64_t id = omp_get_thread_num(), column = id % across, row = id / across;
+  parallel(across * down, threads, [&](int64_t id) {
+    int64_t column = id % across, row = id / across;
     int64_t m = rows * row / down, end = rows * (row + 1) / down;
     IntRows mine{in.x + m * in.spans * SPAN, in.scale + m * in.spans, in.spans};
     int_part(g, mine, end - m, out + m * out_stride, out_stride, groups * column / across, groups * (column + 1) / across);
-  }
+  });
 }
 
 #endif

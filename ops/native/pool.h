@@ -19,12 +19,18 @@ static inline void parallel(int64_t parts, int threads, F body) {
   pg_parallel(parts, threads, [](void* context, int64_t part) { (*(F*)context)(part); }, &body);
 }
 
+// Which part to do i-th, so that threads that take parts in turns each go on where they were.
+static inline int64_t in_turns(int64_t i, int64_t parts, int threads) {
+  return parts % threads ? i : i % threads * (parts / threads) + i / threads;
+}
+
 // Splits [0, total) in spans that begin at multiples of `grain`; a few a thread where there are enough, so that a slow one is made up for.
 template <class F>
 static inline void parallel_spans(int64_t total, int threads, F body, int64_t grain = 1) {
   int64_t pieces = (total + grain - 1) / grain;
   int64_t parts = threads <= 1 ? 1 : pieces >= 2 * threads ? 2 * threads : pieces < threads ? pieces : threads;
-  parallel(parts, threads, [&](int64_t part) {
+  parallel(parts, threads, [&](int64_t i) {
+    int64_t part = in_turns(i, parts, threads);
     int64_t last = pieces * (part + 1) / parts * grain;
     body(pieces * part / parts * grain, last < total ? last : total);
   });

@@ -135,6 +135,26 @@ def _assert_chunks_equal(kernel: Any, whole: Case, expected: torch.Tensor, edges
         assert torch.equal(kernel.run(q[start:end], k, v, chunk, None, sinks, slopes), expected[start:end]), (start, end)
 
 
+def test_decodes_are_the_same_in_any_company() -> None:
+    """Many requests with a token each, of which a thread takes all heads together, against each of them alone."""
+    gen = torch.Generator().manual_seed(0)
+    lengths = [1, 300, 33, 256, 70, 16, 257, 500, 31]
+    for kv_dtype in ("bfloat16", "float32"):
+        facts = facts_of("bfloat16", (6, 2), kv_dtype=kv_dtype)
+        case = attention_case(gen, facts, "decodes", [(1, length) for length in lengths], layout="pool")
+        q, k, v, batch, *_ = case.args
+        kernel = KERNELS["paged_attention=native"].load(facts)
+        alone = []
+        for row, length in enumerate(lengths):
+            one = PagedBatch(
+                torch.tensor([0, 1]).int(), torch.tensor([length]).int(), batch.block_table[row : row + 1], batch.slots[row:], 1, length
+            )
+            alone.append(kernel.run(q[row : row + 1], k, v, one))
+        for threads in (1, 2, 5):
+            with _threads(threads):
+                assert torch.equal(kernel.run(q, k, v, batch), torch.cat(alone)), (kv_dtype, threads)
+
+
 def test_products_are_the_same_for_any_rows_and_threads() -> None:
     gen = torch.Generator().manual_seed(0)
     for dtype in (torch.bfloat16, torch.float32):
