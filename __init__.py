@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from pagoda.serving.frontend.lora import LoRARequest
     from pagoda.serving.sdk import LLM, AsyncLLM, devices
 
-# Read once by libgomp, which torch loads later: threads at a barrier spin for tens of microseconds and then sleep. With its own
-# default they spin for milliseconds, and on a machine with other work an engine slows twentyfold instead of by its share.
+# Read once by libgomp, which torch loads later, for torch's own parallel operations: its threads spin for tens of microseconds and then
+# sleep. With its own default they spin for milliseconds on the processors that the native kernels' threads want.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 __version__ = "0.1.0"
