@@ -31,7 +31,7 @@ CEILING = 4.55e12
 SHAPES = {
     "0.6B": ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151936, 1024)),
     "8B": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)),
-    "30B": ((5120, 2048), (2048, 4096), (128, 2048)),
+    "30B": ((5120, 2048), (2048, 4096), (128, 2048), (151936, 2048)),
 }
 """(columns, inner) of the linear layers of one rank."""
 
@@ -176,8 +176,16 @@ def main() -> None:
     if "products" in options.only:
         products(options.models.split(","), deadline, save)
     if options.write:
-        table = {"device": result["device"], "routes": result["products"]}
-        Path(gemm_routes.__file__).with_name("gemm_routes.json").write_text(json.dumps(table) + "\n")
+        write_routes(result)
+
+
+def write_routes(result: dict[str, Any]) -> None:
+    """Put what was measured into the table, in place of what it says of the same products."""
+    path = Path(gemm_routes.__file__).with_name("gemm_routes.json")
+    routes = {tuple(route[:3]): route[3] for route in (*json.loads(path.read_text())["routes"], *result["products"])}
+    lines = ",\n".join("  " + json.dumps([*key, way]) for key, way in routes.items())
+    head = json.dumps({name: result[name] for name in ("device", "torch", "date")})[1:-1]
+    path.write_text(f'{{\n {head},\n "routes": [\n{lines}\n ]\n}}\n')
 
 
 if __name__ == "__main__":
