@@ -127,15 +127,14 @@ class HeadBlock:
             self._linear = build.linear("", {"head": vocab}, Span.whole(width), "vocab", spec.bias)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden `[S, width]` → `[S, vocab]` float32."""
+        """hidden `[S, width]` → `[S, vocab]`, float32 where something is done to them."""
         logits = self._linear(hidden)
         if self._communicator is not None:
             logits = self._communicator.all_gather(F.pad(logits, (0, self._padding)), dim=-1)[:, : self._vocab]
-        logits = logits.float()
         if self._spec.scale != 1.0:
-            logits = logits * self._spec.scale
+            logits = logits.float() * self._spec.scale
         if self._spec.softcap is not None:
-            logits = torch.tanh(logits / self._spec.softcap) * self._spec.softcap
+            logits = torch.tanh(logits.float() / self._spec.softcap) * self._spec.softcap
         return logits
 
 

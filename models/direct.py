@@ -51,7 +51,7 @@ class DirectRun:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits on the host, float32."""
-        return self.model.logits(hidden).cpu()
+        return self.model.logits(hidden).cpu().float()
 
     def generate(self, prompts: Sequence[Sequence[int]], count: int) -> list[tuple[list[int], torch.Tensor]]:
         """Greedy tokens of each prompt, all run together, and the logits that each came from, `[count, vocab]`."""

@@ -118,5 +118,5 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden `[S, width]` → `[S, vocab_size]` float32, on every rank."""
+        """hidden `[S, width]` → `[S, vocab_size]` on every rank, in float32 or in the dtype that the model computes in."""
         ...

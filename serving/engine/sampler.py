@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +23,9 @@ OPS = ("sample", "penalize", "apply_token_bitmask", "top_logprobs")
 """The primitives of sampling."""
 
 
-def sampling_facts(vocab: int) -> SamplingFacts:
-    """Their facts: logits are float32 whatever the model computes in."""
-    return SamplingFacts("float32", vocab)
+def sampling_facts(vocab: int, dtype: str = "float32") -> SamplingFacts:
+    """Their facts: what is edited is float32 whatever the model computes in; `sample` takes logits as they come."""
+    return SamplingFacts(dtype, vocab)
 
 
 class Logprobs(NamedTuple):
@@ -54,7 +55,9 @@ class Sampler:
     """
 
     def __init__(self, device: Device, table: KernelTable, vocab: int, slots: int) -> None:
-        self._sample, self._penalize, self._bitmask, self._top_logprobs = (table.resolve(op, sampling_facts(vocab)).run for op in OPS)
+        self._penalize, self._bitmask, self._top_logprobs = (table.resolve(op, sampling_facts(vocab)).run for op in OPS[1:])
+        self._table, self._vocab = table, vocab
+        self._kinds: dict[torch.dtype, Callable[..., Any]] = {}
         self._counts = TokenCounts(device, vocab, slots)
 
     def state(self) -> tuple[torch.Tensor, ...]:
@@ -68,7 +71,7 @@ class Sampler:
             self._counts.admit(admission)
 
     def __call__(self, logits: torch.Tensor, batch: StepBatch) -> Sampled:
-        """logits `[S, V]` float32 → a token a row."""
+        """logits `[S, V]` → a token a row."""
         tokens, bad = self.draw(self._edited(logits, batch), batch)
         if batch.use & Use.PENALTY:
             rows = batch.views["penalty_rows"]
@@ -82,7 +85,7 @@ class Sampler:
     def draw(self, logits: torch.Tensor, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """One token a row, and whether the row holds NaN; nothing here depends on how many rows want what, so that it can be captured."""
         if not batch.use & Use.RANDOM:
-            return self._sample(logits, _GREEDY)
+            return self._sample(logits.dtype)(logits, _GREEDY)
         views = batch.views
         rows = SamplingRows(
             temperature=views["temperature"],
@@ -93,17 +96,23 @@ class Sampler:
             position=views["draws"],
             any_filter=bool(batch.use & Use.FILTER),
         )
-        return self._sample(logits, rows)
+        return self._sample(logits.dtype)(logits, rows)
+
+    def _sample(self, dtype: torch.dtype) -> Callable[..., Any]:
+        if dtype not in self._kinds:
+            facts = sampling_facts(self._vocab, str(dtype).removeprefix("torch."))
+            self._kinds[dtype] = self._table.resolve("sample", facts).run
+        return self._kinds[dtype]
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, k: int) -> Logprobs:
         """Of `tokens` `[N]` under raw `logits` `[N, V]`."""
-        return Logprobs(*self._top_logprobs(logits, tokens, k))
+        return Logprobs(*self._top_logprobs(logits.float(), tokens, k))
 
     def _edited(self, logits: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         views = batch.views
         if not any(name in views for name in ("mask_rows", "edit_rows", "penalty_rows")):
             return logits
-        logits = logits.clone()
+        logits = logits.to(torch.float32, copy=True)
         if "mask_rows" in views:
             rows = views["mask_rows"]
             logits[rows] = self._bitmask(logits[rows], views["masks"])

@@ -255,3 +255,17 @@ def test_penalty_memory_exists_only_for_slots_that_need_it() -> None:
 def test_bitmask_bits() -> None:
     words = bitmask((0, 31, 32, 96), VOCAB).view(np.uint32)
     assert words.tolist() == [0x80000001, 1, 0, 1] and all(a <= b for a, b in pairwise([0, *words[2:].tolist()]))
+
+
+def test_logits_of_the_models_dtype_give_the_tokens_of_the_same_numbers_in_float32() -> None:
+    bench = Bench()
+    params = (SamplingParams(temperature=0), SamplingParams(seed=3, top_p=0.8), SamplingParams(seed=4, logit_bias={5: 2.0}, logprobs=2))
+    for slot, one in enumerate(params):
+        bench.admit(slot, one)
+    logits = (torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1)) * 2).bfloat16()
+    before = logits.clone()
+    found, wanted = bench.sample(logits, (0, 1, 2), (0, 0, 0)), bench.sample(logits.float(), (0, 1, 2), (0, 0, 0))
+    assert torch.equal(logits, before)
+    assert torch.equal(found.tokens, wanted.tokens)
+    assert found.logprobs is not None and wanted.logprobs is not None
+    assert all(torch.equal(a, b) for a, b in zip(found.logprobs, wanted.logprobs, strict=True))
