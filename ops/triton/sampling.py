@@ -15,9 +15,9 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.sampling import SamplingFacts, SamplingRows
 
-CHUNK, GROUP, FEW, MANY = 2048, 256, 2048, 8192
-"""Logits of one program; those of one maximum; most candidates that are gathered; and how many logits are looked at in one go where there
-are more, so that the whole row is searched."""
+CHUNK, GROUP, FEW, MANY, LARGEST = 2048, 256, 2048, 8192, 256
+"""Logits of one program; those of one maximum; most candidates that are gathered; how many logits are looked at in one go where there are
+more, so that the whole row is searched; and how many of the largest, at least, are tried for top-p alone."""
 
 
 @triton.jit
@@ -267,31 +267,36 @@ def _draw_kept(values, count, bound, equal, mass, u, high, heat, BLOCK: tl.const
 
 @triton.jit
 def _filtered(logits, top, tops, few, ids, row, l_r, k, p, min_p, u, high, heat, mass, VOCAB: tl.constexpr, CHUNKS: tl.constexpr,
-              CHUNK: tl.constexpr, GROUPS: tl.constexpr, GROUPS_BLOCK: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr):  # fmt: skip
+              CHUNK: tl.constexpr, GROUPS: tl.constexpr, GROUPS_BLOCK: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr,
+              LARGEST: tl.constexpr):  # fmt: skip
     """A draw from what min-p, top-k and top-p leave of a row."""
     floor = high + tl.log(min_p) * heat
     limited = (k > 0) | (min_p > 0.0)
     k = tl.where(k > 0, k, VOCAB)
-    bound = tl.maximum(floor, _kth_of_groups(tops, row, k, high, GROUPS, GROUPS_BLOCK))
-    if not limited:
-        # All that lies below weighs less than what top-p may drop.
-        bound = high + tl.log((1.0 - p) * mass.to(tl.float32) / VOCAB * 0.999) * heat
+    # For top-p alone: most often some of the largest are enough, which shows when they are there.
+    wanted = tl.where(limited, k, LARGEST)
+    bound = tl.maximum(floor, _kth_of_groups(tops, row, wanted, high, GROUPS, GROUPS_BLOCK))
     count = _gather(logits, top, row, l_r, bound, few, ids, VOCAB, CHUNKS, CHUNK, FEW)
     tl.debug_barrier()
-    low = _key(bound)
-    if count <= FEW:
-        few += row * FEW
+    few += row * FEW
+    enough = count <= FEW
+    if not limited:
+        _, there = _above(few, tl.minimum(count, FEW), -2147483648, high, heat, FEW)
+        enough = enough & (there > 1.000001 * p.to(tl.float64) * mass)
+    if enough:
         if limited:
-            cut, equal, kept = _cut(few, count, floor, low, k, p, mass, high, heat, True, FEW)
+            cut, equal, kept = _cut(few, count, floor, _key(bound), k, p, mass, high, heat, True, FEW)
         else:
-            cut, equal, kept = _cut(few, count, floor, low, k, p, mass, high, heat, False, FEW)
+            cut, equal, kept = _cut(few, count, floor, _key(bound), k, p, mass, high, heat, False, FEW)
         token = tl.load(ids + row * FEW + _draw_kept(few, count, cut, equal, kept, u, high, heat, FEW))
     else:
         logits += row * l_r
         if limited:
-            cut, equal, kept = _cut(logits, VOCAB, floor, low, k, p, mass, high, heat, True, MANY)
+            cut, equal, kept = _cut(logits, VOCAB, floor, _key(bound), k, p, mass, high, heat, True, MANY)
         else:
-            cut, equal, kept = _cut(logits, VOCAB, floor, low, k, p, mass, high, heat, False, MANY)
+            # All that lies below weighs less than what top-p may drop.
+            bound = high + tl.log((1.0 - p) * mass.to(tl.float32) / VOCAB * 0.999) * heat
+            cut, equal, kept = _cut(logits, VOCAB, floor, _key(bound), k, p, mass, high, heat, False, MANY)
         token = _draw_kept(logits, VOCAB, cut, equal, kept, u, high, heat, MANY)
     return token
 
@@ -299,7 +304,7 @@ def _filtered(logits, top, tops, few, ids, row, l_r, k, p, min_p, u, high, heat,
 @triton.jit
 def _pick_filtered(logits, temperature, top_k, top_p, min_p, seed, position, top, total, best, tops, few, ids, tokens, bad, l_r,
                    VOCAB: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
-                   GROUPS_BLOCK: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr):  # fmt: skip
+                   GROUPS_BLOCK: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr, LARGEST: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     hot = tl.load(temperature + row)
     heat = tl.maximum(hot, 1e-5)
@@ -311,7 +316,7 @@ def _pick_filtered(logits, temperature, top_k, top_p, min_p, seed, position, top
         if (k > 0) | (p < 1.0) | (least > 0.0):
             mass = tl.sum(weights.to(tl.float64), 0)
             token = _filtered(logits, top, tops, few, ids, row, l_r, k, p, least, u, high, heat, mass,
-                              VOCAB, CHUNKS, CHUNK, GROUPS, GROUPS_BLOCK, FEW, MANY)  # fmt: skip
+                              VOCAB, CHUNKS, CHUNK, GROUPS, GROUPS_BLOCK, FEW, MANY, LARGEST)  # fmt: skip
         else:
             token = _plain(logits, row, l_r, high, heat, weights, u, VOCAB, CHUNK)
     tl.store(tokens + row, tl.where(broken, 0, token).to(tl.int64))
@@ -361,5 +366,5 @@ class Sample(PlainKernel):
         _pick_filtered[(count,)](
             logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.position, *parts, tops, few, ids, tokens, bad,
             logits.stride(0), VOCAB=vocab, CHUNKS=parts[0].shape[1], CHUNK=CHUNK, BLOCK=triton.next_power_of_2(parts[0].shape[1]),
-            GROUPS=groups, GROUPS_BLOCK=triton.next_power_of_2(groups), FEW=FEW, MANY=MANY, num_warps=16,
+            GROUPS=groups, GROUPS_BLOCK=triton.next_power_of_2(groups), FEW=FEW, MANY=MANY, LARGEST=min(LARGEST, groups), num_warps=16,
         )  # fmt: skip
