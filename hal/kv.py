@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from pagoda.hal.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -27,9 +30,29 @@ class CacheKind(Enum):
     ENCODER = "encoder"
 
 
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1,
+}  # fmt: skip
+
+STATE_ALIGNMENT = 64
+"""Bytes that each part of a state starts at a multiple of, inside its page."""
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """One tensor of a layer's recurrent state, of one request: `shape` numbers of `dtype`."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
 @dataclass(frozen=True)
 class LayerCache:
-    """What one layer stores for one token: K and V of `heads` heads (`v_dim` 0 where V is not stored).
+    """What one layer stores for one token: K and V of `heads` heads (`v_dim` 0 where V is not stored); `STATE` layers store `state`.
 
     Attributes:
         kind: see `CacheKind`.
@@ -37,7 +60,7 @@ class LayerCache:
         k_dim, v_dim: numbers per head.
         dtype: name of the stored dtype, such as "bfloat16".
         window: tokens that stay visible (sliding) or that share a chunk (chunked); None means all.
-        state_bytes: bytes of recurrent state per request, for `STATE` layers.
+        state: parts of the recurrent state, one of each per request, for `STATE` layers.
     """
 
     kind: CacheKind
@@ -46,16 +69,21 @@ class LayerCache:
     v_dim: int
     dtype: str
     window: int | None = None
-    state_bytes: int = 0
+    state: tuple[StatePart, ...] = ()
+
+    @classmethod
+    def of_state(cls, *parts: StatePart) -> LayerCache:
+        """The cache of a recurrent layer."""
+        return cls(CacheKind.STATE, 0, 0, 0, parts[0].dtype, state=parts)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state, parts aligned."""
+        return sum(-(-part.nbytes // STATE_ALIGNMENT) * STATE_ALIGNMENT for part in self.state)
 
     @property
     def bytes_per_token(self) -> int:
         return self.heads * (self.k_dim + self.v_dim) * DTYPE_BYTES[self.dtype]
-
-
-DTYPE_BYTES = {
-    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,7 +94,7 @@ class CacheGroup:
         kind, window: the same for all its layers.
         layers: indices of the model's layers, ascending.
         caches: what each of them stores, in the same order.
-        tokens_per_page: tokens of each layer in one page.
+        tokens_per_page: tokens of each layer in one page; of a `STATE` group, the tokens after which a state may be kept for others.
         page_bytes: bytes of a page, padding included; the same for all groups of a pool.
     """
 
@@ -79,8 +107,44 @@ class CacheGroup:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of a full page that hold something."""
+        """Bytes of a full page that hold something; of all pages of one state."""
+        if self.kind is CacheKind.STATE:
+            return sum(cache.state_bytes for cache in self.caches)
         return self.tokens_per_page * sum(cache.bytes_per_token for cache in self.caches)
+
+    @property
+    def pages_per_state(self) -> int:
+        """Pages that one request's state takes; 0 for groups of tokens."""
+        return place_states(self)[-1][0] + 1 if self.kind is CacheKind.STATE else 0
+
+    def table_width(self, tokens: int) -> int:
+        """Columns of the block table of a request of `tokens` tokens; a state's pages are listed twice, before and after the step."""
+        return 2 * self.pages_per_state if self.kind is CacheKind.STATE else -(-tokens // self.tokens_per_page)
+
+
+def place_states(group: CacheGroup) -> tuple[tuple[int, int], ...]:
+    """Where each layer's state begins: (page of the state, byte offset in it). A layer's state lies within one page.
+
+    With `page_bytes` 0, one page holds all. Raises `ConfigError` where a state is larger than a page.
+    """
+    page, offset, places = 0, 0, []
+    for layer, cache in zip(group.layers, group.caches, strict=True):
+        if group.page_bytes and cache.state_bytes > group.page_bytes:
+            raise ConfigError(
+                f"the state of layer {layer} takes {cache.state_bytes} bytes and a page {group.page_bytes}: it needs larger pages"
+            )
+        if group.page_bytes and offset + cache.state_bytes > group.page_bytes:
+            page, offset = page + 1, 0
+        places.append((page, offset))
+        offset += cache.state_bytes
+    return tuple(places)
+
+
+class StatePages(NamedTuple):
+    """One recurrent layer's state as views into the pool, `[num_pages, *shape]` each; it lies in page `page` of a request's state."""
+
+    parts: tuple[torch.Tensor, ...]
+    page: int
 
 
 class LayerPages(NamedTuple):
@@ -130,7 +194,7 @@ class KVLayout(Protocol):
     page_shape: tuple[int, ...]
     page_bytes: int
 
-    def allocate(self, num_pages: int, pool: torch.Tensor | None = None) -> tuple[torch.Tensor, tuple[LayerPages, ...]]:
+    def allocate(self, num_pages: int, pool: torch.Tensor | None = None) -> tuple[torch.Tensor, tuple[LayerPages | StatePages, ...]]:
         """The pool (made here unless given: `[num_pages, page_bytes]` uint8, page 0 zeroed) and a view per layer of the group."""
         ...
 

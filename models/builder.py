@@ -115,17 +115,40 @@ class Builder:
         self.uses.append((op, facts))
         return self.table.resolve(op, facts) if self.table is not None and self.loading else None  # type: ignore[return-value]
 
-    def tensor(self, path: str, spans: Sequence[Span], role: Role, dtype: str | None = None) -> torch.Tensor | None:
-        """This rank's part of a plain tensor, on the device."""
-        self._want(path, tuple(span.total for span in spans), role)
+    def tensor(
+        self,
+        path: str,
+        spans: Sequence[Span],
+        role: Role,
+        dtype: str | None = None,
+        change: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> torch.Tensor | None:
+        """This rank's part of a plain tensor, on the device; `change` makes what is kept of what is stored."""
+        return self.stack({path: spans}, role, dtype, change)
+
+    def stack(
+        self,
+        parts: Mapping[str, Sequence[Span]],
+        role: Role,
+        dtype: str | None = None,
+        change: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> torch.Tensor | None:
+        """This rank's parts of several plain tensors by path, one after another along their first dimension."""
         dtype = dtype or self.numerics.dtype
-        self.nbytes += DTYPE_BYTES[dtype] * prod(len(span) for span in spans)
+        for path, spans in parts.items():
+            self._want(path, tuple(span.total for span in spans), role)
+            self.nbytes += DTYPE_BYTES[dtype] * prod(len(span) for span in spans)
         if not self.loading:
             return None
-        stored, index = self.stored[path], tuple(span.index for span in spans)
-        tensor = self._place(self.format.plain(stored, dtype, index))
+
+        def read() -> torch.Tensor:
+            pieces = [self.format.plain(self.stored[path], dtype, tuple(span.index for span in spans)) for path, spans in parts.items()]
+            whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+            return whole if change is None else change(whole)
+
+        tensor = self._place(read())
         self.loaded.add(tensor)
-        self._refill.append(lambda: tensor.copy_(self.format.plain(stored, dtype, index)))
+        self._refill.append(lambda: tensor.copy_(read()))
         return tensor
 
     def refill(self) -> None:

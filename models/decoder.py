@@ -9,18 +9,18 @@ import torch
 import torch.nn.functional as F
 from pagoda.hal.errors import ConfigError, ModelError
 from pagoda.hal.kernel import KernelRun
-from pagoda.hal.kv import LayerCache, LayerPages
+from pagoda.hal.kv import LayerCache, LayerPages, StatePages
 from pagoda.hal.table import KernelTable
-from pagoda.models.blocks.attention import AttentionBlock
 from pagoda.models.blocks.feed_forward import MlpBlock, MoeBlock
-from pagoda.models.blocks.mla import MlaBlock
+from pagoda.models.blocks.mixer import BothBlock, MixerBlock, mixer_block
 from pagoda.models.blocks.norm import NormBlock
-from pagoda.models.blocks.paged import Step
+from pagoda.models.blocks.paged import PagedMixer, Step
+from pagoda.models.blocks.state import StateMixer
 from pagoda.models.builder import Builder
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
 from pagoda.models.parallel.shard import Span
 from pagoda.models.rope import Rope, RopeTable
-from pagoda.models.spec import MLA, Attention, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Residual
+from pagoda.models.spec import MLA, Attention, Both, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Residual
 from pagoda.ops.attention import PagedBatch
 
 
@@ -59,7 +59,7 @@ class LayerBlock:
         self._scale = spec.scale
         self._parallel = spec.residual is Residual.PARALLEL
         self._communicator = build.communicator
-        self.mixer = _mixer(build, f"{path}.mixer", spec.mixer, width)
+        self.mixer = mixer_block(build, f"{path}.mixer", spec.mixer, width)
         self.feed_forward = _feed_forward(build, f"{path}.ff", spec.feed_forward, width)
         self._mixer_in, self._mixer_out, self._ff_in, self._ff_out = (
             build.norm(f"{path}.{name}", getattr(spec, name), width) for name in ("mixer_in", "mixer_out", "ff_in", "ff_out")
@@ -156,6 +156,7 @@ class Decoder:
         vocab = build.shard.vocab(spec.vocab)
         self._embed = EmbedBlock(build, spec.embed, vocab, spec.width)
         self._layers = [LayerBlock(build, f"layers.{i}", layer, spec.width) for i, layer in enumerate(spec.layers)]
+        self._mixers = [mixer for layer in self._layers for mixer in _parts(layer.mixer)]
         self._norm = build.norm("norm", spec.norm, spec.width)
         self._head = HeadBlock(build, spec.head, vocab, spec.width)
         self._ropes = self._rope_tables(build) if build.loading else ()
@@ -163,28 +164,31 @@ class Decoder:
 
     @property
     def caches(self) -> tuple[LayerCache | None, ...]:
-        return tuple(layer.mixer.cache if layer.mixer else None for layer in self._layers)
+        """What each mixer stores, in the order of the layers: none has one that stores nothing, layers with two have both."""
+        return tuple(mixer.cache if mixer is not None else None for mixer in self._mixers)
 
     def page_sizes(self) -> tuple[int, ...]:
         """Tokens per page that every layer's attention kernel allows, in the device's order."""
         table = self._kernels()
-        allowed = [layer.mixer.page_sizes(table) for layer in self._layers if layer.mixer]
+        allowed = [mixer.page_sizes(table) for mixer in self._mixers if mixer is not None]
         sizes = tuple(size for size in table.info.limits.page_sizes if all(size in some for some in allowed))
         if not sizes:
             raise ModelError(f"no page size of {table.info.limits.page_sizes} has an attention kernel for every layer; see `pagoda plan`")
         return sizes
 
-    def bind(self, pages: Sequence[LayerPages | None], group_of_layer: Sequence[int], page_sizes: Sequence[int]) -> None:
+    def bind(self, pages: Sequence[LayerPages | StatePages | None], group_of_layer: Sequence[int], page_sizes: Sequence[int]) -> None:
         """Give each layer its pages, its cache group's index and tokens per page (`page_sizes[group]`). May be called again."""
         self._planners = [[] for _ in page_sizes]
-        for layer, own, group in zip(self._layers, pages, group_of_layer, strict=True):
-            if layer.mixer is None:
+        for mixer, own, group in zip(self._mixers, pages, group_of_layer, strict=True):
+            if mixer is None:
                 continue
             planners = self._planners[group]
-            layer.mixer.bind(self._kernels(), own, group, page_sizes[group], 0)
-            if layer.mixer.kernel not in planners:
-                planners.append(layer.mixer.kernel)
-            layer.mixer.bind(self._kernels(), own, group, page_sizes[group], planners.index(layer.mixer.kernel))
+            mixer.bind(self._kernels(), own, group, page_sizes[group], 0)
+            if mixer.kernel is None:
+                continue
+            if mixer.kernel not in planners:
+                planners.append(mixer.kernel)
+            mixer.bind(self._kernels(), own, group, page_sizes[group], planners.index(mixer.kernel))
 
     def plan(self, groups: tuple[PagedBatch, ...], buffers: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
         """Per group, what each distinct attention kernel of its layers planned."""
@@ -216,9 +220,9 @@ class Decoder:
 
     def _rope_tables(self, build: Builder) -> tuple[RopeTable, ...]:
         ropes = ropes_of(self.spec)
-        for layer in self._layers:
-            if layer.mixer is not None and isinstance(layer.mixer.spec.position, Rope):
-                layer.mixer.rope_index = ropes.index(layer.mixer.spec.position)
+        for mixer in self._mixers:
+            if isinstance(mixer, PagedMixer) and isinstance(mixer.spec.position, Rope):
+                mixer.rope_index = ropes.index(mixer.spec.position)
         return tuple(RopeTable(rope, self.spec.max_positions, build.torch_device) for rope in ropes)
 
     def _kernels(self) -> KernelTable:
@@ -229,18 +233,13 @@ class Decoder:
 
 def ropes_of(spec: DecoderSpec) -> tuple[Rope, ...]:
     """The distinct ropes of a spec, in order of first use."""
-    positions = (layer.mixer.position for layer in spec.layers if layer.mixer)
+    parts = (layer.mixer.attention if isinstance(layer.mixer, Both) else layer.mixer for layer in spec.layers)
+    positions = (mixer.position for mixer in parts if isinstance(mixer, Attention | MLA))
     return tuple(dict.fromkeys(position for position in positions if isinstance(position, Rope)))
 
 
-def _mixer(build: Builder, path: str, spec: Attention | MLA | None, width: int) -> AttentionBlock | MlaBlock | None:
-    match spec:
-        case None:
-            return None
-        case Attention():
-            return AttentionBlock(build, path, spec, width)
-        case MLA():
-            return MlaBlock(build, path, spec, width)
+def _parts(mixer: MixerBlock | None) -> Sequence[PagedMixer | StateMixer | None]:
+    return (mixer.attention, mixer.recurrent) if isinstance(mixer, BothBlock) else (mixer,)
 
 
 def _feed_forward(build: Builder, path: str, spec: Mlp | Moe | None, width: int) -> MlpBlock | MoeBlock | None:

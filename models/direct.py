@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from pagoda.hal.device import Device
-from pagoda.hal.kv import CacheGroup, KVLayout, LayerCache, LayerPages
+from pagoda.hal.kv import CacheGroup, CacheKind, KVLayout, LayerCache, LayerPages, StatePages
 from pagoda.models.model import Model, ModelInputs, ModelOutput
 from pagoda.ops.attention import PagedBatch
 
@@ -35,7 +36,7 @@ class DirectRun:
         batch = self._batch(segments)
         there = self._device.torch_device
         positions = [p for s, ids in segments for p in range(self.lengths[s], self.lengths[s] + len(ids))]
-        groups = (batch,) * len(self.pools)
+        groups = tuple(_state_batch(batch) if layout.group.kind is CacheKind.STATE else batch for layout, _ in self.pools)
         inputs = ModelInputs(
             torch.tensor([token for _, ids in segments for token in ids], device=there),
             torch.tensor(positions, device=there),
@@ -98,13 +99,18 @@ class DirectRun:
         )
 
 
+def _state_batch(batch: PagedBatch) -> PagedBatch:
+    """A sequence's state lies in one page, its first, which a step reads and writes."""
+    return replace(batch, block_table=batch.block_table[:, :1].repeat(1, 2))
+
+
 def _bind(model: Model, device: Device, page_size: int, num_pages: int) -> tuple[tuple[KVLayout, torch.Tensor], ...]:
     """One group and one pool for layers that store the same."""
     layers_of: dict[LayerCache, list[int]] = {}
     for layer, cache in enumerate(model.facts.caches):
         if cache is not None:
             layers_of.setdefault(cache, []).append(layer)
-    pages: list[LayerPages | None] = [None] * len(model.facts.caches)
+    pages: list[LayerPages | StatePages | None] = [None] * len(model.facts.caches)
     group_of_layer = [0] * len(pages)
     pools: list[tuple[KVLayout, torch.Tensor]] = []
     for index, (cache, layers) in enumerate(layers_of.items()):

@@ -25,7 +25,7 @@ from pagoda.models.model import LengthEpochs, ModelFacts
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.registry import find_family
 from pagoda.models.rope import DynamicScaling, LongRopeScaling
-from pagoda.models.spec import MLA, Attention, DecoderSpec, Mlp
+from pagoda.models.spec import MLA, Attention, Both, DecoderSpec, Mixer, Mlp
 from pagoda.models.weights import WeightSource
 from pagoda.quant.format import Format, StoredTensor
 from pagoda.quant.registry import format_for
@@ -212,7 +212,7 @@ def _work_bytes(spec: DecoderSpec, build: Builder) -> int:
     return DTYPE_BYTES[build.numerics.dtype] * (4 * spec.width + -(-widest // build.shard.world))
 
 
-def _mixer_numbers(mixer: Attention | MLA | None) -> int:
+def _mixer_numbers(mixer: Mixer | None) -> int:
     match mixer:
         case None:
             return 0
@@ -220,6 +220,10 @@ def _mixer_numbers(mixer: Attention | MLA | None) -> int:
             return (mixer.heads * 2 + mixer.kv_heads * 2) * mixer.head_dim
         case MLA():
             return mixer.heads * (3 * (mixer.nope_dim + mixer.rope_dim) + 3 * mixer.v_dim)
+        case Both():
+            return _mixer_numbers(mixer.attention) + _mixer_numbers(mixer.recurrent)
+        case _:
+            return mixer.numbers
 
 
 def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pagoda.hal.kv import LayerCache, LayerPages
+from pagoda.hal.kv import LayerCache, LayerPages, StatePages
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +105,7 @@ class Model(Protocol):
         """Tokens per page that the resolved attention kernels allow, preferred first."""
         ...
 
-    def bind(self, pages: Sequence[LayerPages | None], group_of_layer: Sequence[int], page_sizes: Sequence[int]) -> None:
+    def bind(self, pages: Sequence[LayerPages | StatePages | None], group_of_layer: Sequence[int], page_sizes: Sequence[int]) -> None:
         """Give each layer its pages, its cache group's index and tokens per page. May be called again (sleep and wake)."""
         ...
 

@@ -30,6 +30,7 @@ from pagoda.models.families.phi import PHI
 from pagoda.models.families.phi3 import PHI3
 from pagoda.models.families.qwen import QWEN2, QWEN3
 from pagoda.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from pagoda.models.families.recurrent_kin import RECURRENT_KIN
 from pagoda.models.families.routed import ROUTED
 from pagoda.models.families.smollm3 import SMOLLM3
 from pagoda.models.families.stablelm import STABLELM
@@ -41,7 +42,7 @@ GROUP = "pagoda.models"
 BUILT_IN = (
     LLAMA, *LLAMA_KIN, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, VAULT_GEMMA, GEMMA3, SMOLLM3, PHI, PHI3, GPT2, GPTJ, GPT_NEOX,
     GPT_OSS, MIXTRAL, GRANITE, GRANITE_MOE, OLMO, OLMO2, OLMO3, OLMOE, FLEX_OLMO, *ROUTED, COHERE, COHERE2, STABLELM, STARCODER2, GLM, GLM4,
-    FALCON, *CLASSIC, *LATENT, *GPT_KIN, *EXPERT_KIN, *LLAMA4, PHI_MOE,
+    FALCON, *CLASSIC, *LATENT, *GPT_KIN, *EXPERT_KIN, *LLAMA4, PHI_MOE, *RECURRENT_KIN,
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from pagoda.models.recurrent import Recurrent
 from pagoda.models.rope import Rope
 
 
@@ -72,6 +73,7 @@ class Attention:
         qkv_bias, out_bias: projections have biases.
         clip: q, k and v are clamped to ± clip.
         temper: sharpens what far positions attend to.
+        gated: the output is multiplied by a sigmoid of a projection as wide.
     """
 
     heads: int
@@ -87,6 +89,7 @@ class Attention:
     out_bias: bool = False
     clip: float | None = None
     temper: Temper | None = None
+    gated: bool = False
 
 
 @dataclass(frozen=True)
@@ -187,10 +190,22 @@ class Residual(Enum):
 
 
 @dataclass(frozen=True)
+class Both:
+    """Attention and a recurrent mixer side by side over the same input, their outputs multiplied by `scales` and added (Falcon-H1)."""
+
+    attention: Attention
+    recurrent: Recurrent
+    scales: tuple[float, float] = (1.0, 1.0)
+
+
+Mixer = Attention | MLA | Recurrent | Both
+
+
+@dataclass(frozen=True)
 class Layer:
     """Two sublayers with a norm before (`_in`) and after (`_out`) each, where not None; outputs are multiplied by `scale`."""
 
-    mixer: Attention | MLA | None
+    mixer: Mixer | None
     feed_forward: Mlp | Moe | None
     mixer_in: Norm | None = None
     mixer_out: Norm | None = None

@@ -87,6 +87,8 @@ class PagedBatch:
         max_query, max_seq: upper bounds on the host, exact or above.
         lengths: exact lengths, where the host has them when the step is planned.
         tree: of drafts that branch; only kernels that say so take it (the reference does), and no other is given one.
+
+    Of a group of recurrent layers, `block_table` holds each request's pages before the step, then those after it, and `slots` is unused.
     """
 
     query_start: torch.Tensor

@@ -24,7 +24,7 @@ class Case:
         facts: static facts of the use (a `hal.kernel.Facts`).
         args: positional inputs of `run` after the packed weights; tensors, or records of tensors.
         weights: inputs of `pack`; empty where the primitive has none.
-        mutates: indices of `args` that `run` writes in place; they are compared instead of the result when it returns None.
+        mutates: indices of `args` that `run` writes in place; they are compared after the result, where there is one.
         batch: index of the argument that `plan` is given; its result takes the place of the argument after it.
         consumes: indices of `args` whose content `run` may destroy.
     """

@@ -18,6 +18,7 @@ from pagoda.ops.cases.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
 from pagoda.ops.cases.rope import ROPE
 from pagoda.ops.cases.rope_write import ROPE_WRITE
 from pagoda.ops.cases.sampling import PENALIZE, SAMPLE, TOKEN_BITMASK, TOP_LOGPROBS
+from pagoda.ops.cases.state import CAUSAL_CONV1D, GATED_DELTA_RULE, SELECTIVE_SCAN, SSD_SCAN
 from pagoda.ops.linear_gguf import dequantised_bytes
 from pagoda.ops.moe_gguf import decoded_experts_bytes
 from pagoda.ops.op import Op
@@ -28,6 +29,7 @@ _OPS = (
     GATED_ACTIVATION, ACTIVATION,
     ROPE, WRITE_KV, ROPE_WRITE, PAGED_ATTENTION,
     ROUTE, MOE_MLP, MOE_MLP_GGUF,
+    CAUSAL_CONV1D, SELECTIVE_SCAN, SSD_SCAN, GATED_DELTA_RULE,
     PENALIZE, TOKEN_BITMASK, SAMPLE, TOP_LOGPROBS,
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 import torch
 from pagoda.backends.cuda.comm import connect
 from pagoda.backends.cuda.graphs import CudaGraphs
-from pagoda.backends.torch_host.kv import HostKVLayout
+from pagoda.backends.torch_host.kv import host_layout
 from pagoda.backends.torch_host.memory import HostMemory
 from pagoda.hal.comm import Communicator, Topology
 from pagoda.hal.errors import DeviceError
@@ -114,7 +114,7 @@ class CudaDevice:
         return connect(topology, self.torch_device)
 
     def kv_layout(self, group: CacheGroup) -> KVLayout:
-        return HostKVLayout(group, self.memory, self.info.limits.alignment)
+        return host_layout(group, self.memory, self.info.limits.alignment)
 
     def extension(self, protocol: type[T]) -> T | None:
         return None

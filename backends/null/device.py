@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from pagoda.backends.torch_host.comm import LoneCommunicator
-from pagoda.backends.torch_host.kv import HostKVLayout
+from pagoda.backends.torch_host.kv import host_layout
 from pagoda.backends.torch_host.memory import HostMemory
 from pagoda.backends.torch_host.stream import HostStream
 from pagoda.hal.comm import Communicator, Topology
@@ -68,7 +68,7 @@ class NullDevice:
         return NullCommunicator(topology)
 
     def kv_layout(self, group: CacheGroup) -> KVLayout:
-        return HostKVLayout(group, self.memory, self.info.limits.alignment)
+        return host_layout(group, self.memory, self.info.limits.alignment)
 
     def extension(self, protocol: type[T]) -> T | None:
         return None

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from pagoda.backends.torch_host.comm import connect
 from pagoda.backends.torch_host.graphs import EagerGraphs
-from pagoda.backends.torch_host.kv import HostKVLayout
+from pagoda.backends.torch_host.kv import host_layout
 from pagoda.backends.torch_host.memory import HostMemory
 from pagoda.backends.torch_host.stream import HostStream
 from pagoda.hal.comm import Communicator, Topology
@@ -46,7 +46,7 @@ class HostDevice:
         return connect(topology)
 
     def kv_layout(self, group: CacheGroup) -> KVLayout:
-        return HostKVLayout(group, self.memory, self.info.limits.alignment)
+        return host_layout(group, self.memory, self.info.limits.alignment)
 
     def extension(self, protocol: type[T]) -> T | None:
         return None

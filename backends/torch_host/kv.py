@@ -6,7 +6,17 @@ from dataclasses import dataclass
 
 import torch
 from pagoda.hal.errors import ConfigError
-from pagoda.hal.kv import DTYPE_BYTES, CacheGroup, CacheKind, LayerCache, LayerPages, NeutralForm, NeutralPages
+from pagoda.hal.kv import (
+    STATE_ALIGNMENT,
+    CacheGroup,
+    CacheKind,
+    LayerCache,
+    LayerPages,
+    NeutralForm,
+    NeutralPages,
+    StatePages,
+    place_states,
+)
 from pagoda.hal.memory import Memory, MemoryKind
 
 
@@ -55,11 +65,7 @@ class HostKVLayout:
         self.page_shape: tuple[int, ...] = (first.heads, first.tokens, first.dim)
 
     def allocate(self, num_pages: int, pool: torch.Tensor | None = None) -> tuple[torch.Tensor, tuple[LayerPages, ...]]:
-        if pool is None:
-            pool = self._memory.alloc(MemoryKind.KV, (num_pages, self.page_bytes), torch.uint8)
-            pool[:1].zero_()
-        if tuple(pool.shape) != (num_pages, self.page_bytes) or pool.dtype != torch.uint8:
-            raise ConfigError(f"the pool is {pool.dtype} {tuple(pool.shape)}; the layout needs uint8 {(num_pages, self.page_bytes)}")
+        pool = _pool(self._memory, num_pages, self.page_bytes, pool)
         return pool, tuple(LayerPages(k.view(pool), v.view(pool)) for k, v in self._parts)
 
     def copy(self, pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -83,7 +89,7 @@ class HostKVLayout:
     def _form(self) -> NeutralForm:
         cache, tokens = self.group.caches[0], self.group.tokens_per_page
         uniform = {(c.heads, c.k_dim, c.v_dim, c.dtype) for c in self.group.caches}
-        if len(uniform) != 1 or cache.kind is CacheKind.STATE:
+        if len(uniform) != 1:
             raise ConfigError(
                 f"pages of layers {self.group.layers} have no neutral form: it needs layers of one geometry, found {sorted(uniform)}"
             )
@@ -99,6 +105,56 @@ class HostKVLayout:
             raise ConfigError(f"{pages.k.shape[0]} exported pages were given for {count} page ids")
 
 
+class HostStateLayout:
+    """Pages of a group of recurrent layers; the neutral form does not know them.
+
+    Args:
+        group, memory, alignment: as for `HostKVLayout`; with `page_bytes` 0 one page holds a whole state.
+    """
+
+    def __init__(self, group: CacheGroup, memory: Memory, alignment: int = 64) -> None:
+        self.group = group
+        self._memory = memory
+        self.page_bytes = group.page_bytes or -(-group.used_bytes // alignment) * alignment
+        self._places = place_states(group)
+        self.page_shape: tuple[int, ...] = group.caches[0].state[0].shape
+
+    def allocate(self, num_pages: int, pool: torch.Tensor | None = None) -> tuple[torch.Tensor, tuple[StatePages, ...]]:
+        pool = _pool(self._memory, num_pages, self.page_bytes, pool)
+        return pool, tuple(self._view(pool, cache, *place) for cache, place in zip(self.group.caches, self._places, strict=True))
+
+    def copy(self, pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+        pool[target] = pool[source]
+
+    def export(self, pool: torch.Tensor, pages: torch.Tensor) -> NeutralPages:
+        raise ConfigError(f"pages of layers {self.group.layers} hold recurrent states, which have no neutral form; compute them again")
+
+    def load(self, pool: torch.Tensor, pages: torch.Tensor, form: NeutralPages) -> None:
+        raise ConfigError(f"pages of layers {self.group.layers} hold recurrent states, which have no neutral form; compute them again")
+
+    def _view(self, pool: torch.Tensor, cache: LayerCache, page: int, offset: int) -> StatePages:
+        views = []
+        for part in cache.state:
+            flat = pool[:, offset : offset + part.nbytes].view(getattr(torch, part.dtype))
+            views.append(flat.view(pool.shape[0], *part.shape))
+            offset += -(-part.nbytes // STATE_ALIGNMENT) * STATE_ALIGNMENT
+        return StatePages(tuple(views), page)
+
+
+def host_layout(group: CacheGroup, memory: Memory, alignment: int = 64) -> HostKVLayout | HostStateLayout:
+    """The layout of a group of either kind."""
+    return (HostStateLayout if group.kind is CacheKind.STATE else HostKVLayout)(group, memory, alignment)
+
+
+def _pool(memory: Memory, num_pages: int, page_bytes: int, pool: torch.Tensor | None) -> torch.Tensor:
+    if pool is None:
+        pool = memory.alloc(MemoryKind.KV, (num_pages, page_bytes), torch.uint8)
+        pool[:1].zero_()
+    if tuple(pool.shape) != (num_pages, page_bytes) or pool.dtype != torch.uint8:
+        raise ConfigError(f"the pool is {pool.dtype} {tuple(pool.shape)}; the layout needs uint8 {(num_pages, page_bytes)}")
+    return pool
+
+
 def _place(group: CacheGroup, alignment: int) -> tuple[list[tuple[_Part, _Part]], int]:
     parts, offset = [], 0
     for cache in group.caches:
@@ -112,8 +168,6 @@ def _place(group: CacheGroup, alignment: int) -> tuple[list[tuple[_Part, _Part]]
 
 
 def _runs(cache: LayerCache, tokens: int) -> tuple[tuple[int, int, int, torch.dtype], tuple[int, int, int, torch.dtype]]:
-    """(heads, tokens, dim, dtype) of the two things that a page holds of one layer; a recurrent state is one run of its numbers."""
+    """(heads, tokens, dim, dtype) of K and V of one layer."""
     dtype: torch.dtype = getattr(torch, cache.dtype)
-    if cache.kind is CacheKind.STATE:
-        return (1, 1, cache.state_bytes // DTYPE_BYTES[cache.dtype], dtype), (1, 1, 0, dtype)
     return (cache.heads, tokens, cache.k_dim, dtype), (cache.heads, tokens, cache.v_dim, dtype)

@@ -34,8 +34,9 @@ class AttentionBlock(PagedMixer):
         self._heads, self._kv_heads = len(heads), len(kv)
         q, k = heads.times(spec.head_dim), kv.times(spec.head_dim)
         whole = Span.whole(width)
-        self._sizes = [len(q), len(k), len(k)]
-        self._qkv = build.linear(path, {"q": q, "k": k, "v": k}, whole, "column", spec.qkv_bias)
+        self._sizes = [len(q), len(k), len(k), *([len(q)] if spec.gated else [])]
+        parts = {"q": q, "k": k, "v": k, **({"gate": q} if spec.gated else {})}
+        self._qkv = build.linear(path, parts, whole, "column", spec.qkv_bias)
         self._out = build.linear(path, {"o": whole}, q, "row", spec.out_bias)
         self._q_norm, self._k_norm = self._norms(build, path, heads, kv)
         self._sinks = build.tensor(f"{path}.sinks", (heads,), "heads") if spec.sinks else None
@@ -49,12 +50,12 @@ class AttentionBlock(PagedMixer):
         if self._rope_write is not None:
             q = self._rope_write(qkv, *step.ropes[self.rope_index], *self._pages, step.groups[self._group].slots)
             return self._out(self.attend_stored(q, step, self._sinks, self._slopes).flatten(1), step.adapters)
-        q, k, v = qkv.split(self._sizes, dim=-1)
+        q, k, v, *gate = qkv.split(self._sizes, dim=-1)
         if self.spec.clip is not None:
             q, k, v = (t.clamp(-self.spec.clip, self.spec.clip) for t in (q, k, v))
         q, k = self._position(q, k, step)
-        mixed = self.attend(q, k, v.unflatten(-1, (self._kv_heads, -1)), step, self._sinks, self._slopes)
-        return self._out(mixed.flatten(1), step.adapters)
+        out = self.attend(q, k, v.unflatten(-1, (self._kv_heads, -1)), step, self._sinks, self._slopes).flatten(1)
+        return self._out(out * torch.sigmoid(gate[0]) if gate else out, step.adapters)
 
     def bind(self, table: KernelTable, pages: LayerPages | None, group: int, page_size: int, planner: int) -> None:
         super().bind(table, pages, group, page_size, planner)
@@ -63,7 +64,7 @@ class AttentionBlock(PagedMixer):
     def _joined(self, table: KernelTable, page_size: int) -> Callable[..., torch.Tensor] | None:
         """Norms of heads, rotation and cache write as one kernel, where the layer has just these and a kernel does them."""
         spec, norm = self.spec, self.spec.qk_norm
-        apart = spec.clip is not None or spec.temper is not None or not isinstance(spec.position, Rope)
+        apart = spec.gated or spec.clip is not None or spec.temper is not None or not isinstance(spec.position, Rope)
         if apart or (norm is not None and (norm.extent != "head" or norm.after_rope or norm.norm.kind != "rms" or not norm.norm.weight)):
             return None
         facts = RopeWriteFacts(

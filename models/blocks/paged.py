@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from pagoda.hal.errors import KernelError
@@ -11,9 +11,11 @@ from pagoda.hal.kv import LayerCache, LayerPages
 from pagoda.hal.table import KernelTable
 from pagoda.models.builder import Builder
 from pagoda.ops.attention import AttentionFacts, PagedBatch
+from pagoda.ops.state import StateBatch
 
 
-class Step(NamedTuple):
+@dataclass(slots=True)
+class Step:
     """What the layers of one forward share: batches and plans per cache group, cos and sin per rope, positions and adapter slots `[T]`."""
 
     groups: tuple[PagedBatch, ...]
@@ -21,6 +23,29 @@ class Step(NamedTuple):
     ropes: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     positions: torch.Tensor
     adapters: torch.Tensor | None = None
+    _states: dict[tuple[int, int], StateBatch] = field(default_factory=dict)
+
+    def states(self, group: int, page: int) -> StateBatch:
+        """What layers whose state lies in page `page` of a request's state read and write."""
+        found = self._states.get((group, page))
+        if found is None:
+            found = self._states[group, page] = _state_batch(self.groups[group], page)
+        return found
+
+
+def _state_batch(batch: PagedBatch, page: int) -> StateBatch:
+    lengths = batch.query_start[1:] - batch.query_start[:-1]
+    table = batch.block_table.long()
+    rows, columns = table.shape
+    many = rows if batch.lengths is None else batch.lengths.prompts
+    return StateBatch(
+        batch.query_start,
+        batch.seq_lens <= lengths,
+        table[:, page],
+        table[:, columns // 2 + page],
+        many if batch.max_query > 1 else 0,
+        batch.max_query,
+    )
 
 
 class PagedMixer:

@@ -63,7 +63,7 @@ class Admitter:
             return None
         remote = self._remote_units(sequence, start)
         behind = len(sequence.tokens) - start.length
-        count = min(behind, budget, self._threshold or behind)
+        count = self._count(sequence, start, min(behind, budget, self._threshold or behind))
         if not remote and count < behind and not self._chunked:
             return None
         if remote and not self._fits(sequence, start, remote * ledger.index.unit):
@@ -86,7 +86,11 @@ class Admitter:
 
     def _begin(self, sequence: Sequence, slot: int, start: Start, count: int, admitted: Admitted) -> None:
         ledger = self._ledger
+        self._begin_state(sequence, slot, start)
         self._extend(slot, start.length + count)
+        if len(start.running) and ledger.states is not None:
+            admitted.sources += start.running.tolist()
+            admitted.targets += ledger.states.take_copy(slot).tolist()
         for group, source in enumerate(start.partial):
             if source:
                 admitted.sources.append(source)
@@ -95,6 +99,30 @@ class Admitter:
         admitted.slots.append(slot)
         admitted.counts.append(count)
         admitted.admissions.append(make_admission(sequence))
+
+    def _begin_state(self, sequence: Sequence, slot: int, start: Start) -> None:
+        states = self._ledger.states
+        if states is None:
+            return
+        if self._chunked:
+            states.stops[slot] = self._stops(sequence, start)
+        if len(start.state):
+            self._ledger.pool.share(start.state)
+            states.adopt(slot, start.state)
+
+    def _stops(self, sequence: Sequence, start: Start) -> tuple[int, ...]:
+        """Where its steps are to end before all its known tokens are computed; 0 for nowhere."""
+        last, unit = len(sequence.tokens) - 1, self._ledger.index.unit
+        siblings = last if len(sequence.request.sequences) > 1 else 0
+        return start.parting, last // unit * unit if self._caching else 0, siblings
+
+    def _count(self, sequence: Sequence, start: Start, count: int) -> int:
+        """`count` tokens, or fewer where the state at a place before is of use."""
+        states = self._ledger.states
+        if states is None or not self._chunked:
+            return count
+        ends = (stop for stop in self._stops(sequence, start) if stop > start.length)
+        return min(count, min(ends, default=count + start.length) - start.length)
 
     def _remote_units(self, sequence: Sequence, start: Start) -> int:
         connector, unit = self._ledger.connector, self._ledger.index.unit
@@ -134,7 +162,8 @@ class Admitter:
 
     def _fits(self, sequence: Sequence, start: Start, count: int) -> bool:
         """Whether the whole known length fits: a prompt that is let in by halves would only be preempted."""
-        ledger, need = self._ledger, 0
+        ledger = self._ledger
+        need = ledger.states.peak - int((ledger.pool.references(start.state) > 0).sum()) if ledger.states is not None else 0
         for rule, pages in zip(ledger.rules, start.pages, strict=True):
             held = rule.pages(len(sequence.tokens)) - rule.first_page(start.length)
             need += held if rule.window is None else min(held, rule.pages(rule.window + count) + 1)

@@ -99,7 +99,7 @@ class BatchPacker:
 
     Args:
         device: whose memory they lie in.
-        page_sizes: tokens per page of each cache group.
+        page_sizes: tokens per page of each cache group; 0 where pages hold states.
         slots: the sampling settings that are gathered into each step.
         capacity: bytes to begin with.
         depth: steps whose copies may be under way at once.
@@ -251,6 +251,9 @@ class _Columns:
         target[:rows, :width] = table
         target[rows:] = 0
         target[:, width:] = 0
+        if not size:
+            out["kv_slots"][group] = 0
+            return
         page = table[owner, np.minimum(places // size, width - 1)]
         _put(out["kv_slots"][group], page.astype(np.int64) * size + places % size)
 

@@ -11,6 +11,7 @@ from pagoda.hal.memory import MemoryKind
 from pagoda.ops.attention import PagedBatch
 from pagoda.serving.engine.batch import Bucket, StepBatch
 from pagoda.serving.engine.forward import Forward
+from pagoda.serving.engine.pages import Pages
 from pagoda.serving.engine.plan import StepPlan
 from pagoda.serving.engine.sampler import SPLIT, Sampled
 from pagoda.serving.engine.settings import Use
@@ -34,11 +35,11 @@ class CapturedSteps:
 
     Args:
         forward: runs a step as it is; what is captured.
-        page_sizes: of the cache groups. rows: most rows of a step. longest: most tokens of a sequence.
+        pages: the pool. rows: most rows of a step. longest: most tokens of a sequence.
     """
 
-    def __init__(self, device: Device, forward: Forward, page_sizes: tuple[int, ...], rows: int, longest: int) -> None:
-        self._device, self._forward, self._longest = device, forward, longest
+    def __init__(self, device: Device, forward: Forward, pages: Pages, rows: int, longest: int) -> None:
+        self._device, self._forward, self._pages, self._longest = device, forward, pages, longest
         self._policy = device.graphs.policy
         self._steps: dict[tuple[object, ...], Captured] = {}
         self._generation = 0
@@ -46,7 +47,7 @@ class CapturedSteps:
             return
         rows = max(rows, self._policy.row_bucket(rows))
         alloc = device.memory.alloc
-        self._tables = tuple(alloc(MemoryKind.WORK, (rows, -(-longest // size)), torch.int32).zero_() for size in page_sizes)
+        self._tables = tuple(alloc(MemoryKind.WORK, (rows, width), torch.int32).zero_() for width in pages.table_widths(longest))
         self._tokens = alloc(MemoryKind.WORK, (rows,), torch.int64).zero_()
         self._bad = alloc(MemoryKind.WORK, (rows,), torch.bool).zero_()
         self._logits: torch.Tensor | None = None
@@ -129,9 +130,11 @@ class CapturedSteps:
         # Making a step replayable may run it, and a step moves the state on.
         state = [self._forward.last_tokens, *self._forward.sampler.state()]
         before = [tensor.clone() for tensor in state]
+        recurrent = self._pages.states_written([group.block_table for group in groups])
         replay = self._device.graphs.capture(key, step, tuple(batch.views.values()))
         for tensor, old in zip(state, before):
             tensor.copy_(old)
+        self._pages.put_back(recurrent)
         captured = self._steps[key] = Captured(replay, plans)
         return captured
 

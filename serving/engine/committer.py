@@ -43,6 +43,7 @@ class Committer:
         open_slots = plan.slots[slots.open[plan.slots]]
         if self._indexer is not None:
             self._indexer.index(open_slots)
+        self._ledger.let_go_states(plan.step, self._indexer is not None)
         self._ledger.tables.trim(open_slots, slots.committed[open_slots])
         if len(sampled.slots) < len(result.tokens):
             others += self._turn_beams(plan, result)

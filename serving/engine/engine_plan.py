@@ -12,7 +12,7 @@ from pagoda.hal.memory import MemoryPlan
 from pagoda.hal.table import Choice, KernelTable
 from pagoda.models.load import Description
 from pagoda.serving.engine.config import EngineConfig
-from pagoda.serving.engine.groups import GroupRule
+from pagoda.serving.engine.groups import peak_pages
 from pagoda.serving.engine.sizing import Sizes, describe_model, size
 from pagoda.serving.engine.target import open_target
 
@@ -129,7 +129,7 @@ def _stored_bytes(description: Description, path: str, shape: tuple[int, ...]) -
 
 
 def _pages_at(groups: tuple[CacheGroup, ...], length: int, ahead: int) -> int:
-    return max(1, sum(GroupRule.of(group).peak_pages(length, ahead) for group in groups))
+    return max(1, peak_pages(groups, length, ahead))
 
 
 def _fit_at(sizes: Sizes, length: int, config: EngineConfig) -> int:

@@ -61,6 +61,17 @@ class GroupRule(NamedTuple):
         return min(self.pages(tokens), self.pages(self.window + ahead) + 1)
 
 
+def token_rules(groups: Sequence[CacheGroup]) -> tuple[GroupRule, ...]:
+    """The rules of the groups whose pages hold tokens: all but that of the recurrent layers, which is the last."""
+    return tuple(GroupRule.of(group) for group in groups if group.kind is not CacheKind.STATE)
+
+
+def peak_pages(groups: Sequence[CacheGroup], tokens: int, ahead: int) -> int:
+    """Most pages that a sequence of `tokens` holds at a time: a state that is kept and the next one count both."""
+    states = sum(2 * group.pages_per_state for group in groups)
+    return states + sum(rule.peak_pages(tokens, ahead) for rule in token_rules(groups))
+
+
 def hash_unit(rules: Sequence[GroupRule]) -> int:
     """Tokens per entry of the hash chain: a whole number of pages of every group."""
     return math.lcm(*(rule.tokens_per_page for rule in rules))
@@ -99,12 +110,36 @@ def resolve_groups(caches: Sequence[LayerCache | None], page_sizes: Sequence[int
         page_sizes: tokens per page that the kernels allow, preferred first.
     Raises `ModelError` for kinds that pages of tokens cannot hold, and for too many kinds.
     """
-    layers = [_Layer(number, cache) for number, cache in enumerate(caches) if cache is not None]
-    if not layers or not page_sizes:
-        raise ModelError(f"{len(layers)} layers with a KV cache and page sizes {tuple(page_sizes)}: at least one of each is needed")
+    stored = [_Layer(number, cache) for number, cache in enumerate(caches) if cache is not None]
+    if not stored or not page_sizes:
+        raise ModelError(f"{len(stored)} layers with a KV cache and page sizes {tuple(page_sizes)}: at least one of each is needed")
+    layers, states = _of_kind(stored, state=False), _of_kind(stored, state=True)
     _check_kinds(layers)
+    groups = _token_groups(layers, page_sizes, most - bool(states), max((layer.cache.state_bytes for layer in states), default=0))
+    if states:
+        groups.append(_state_group(states, groups, page_sizes))
+    there = groups[0].page_bytes * sum(group.pages_per_state or 1 for group in groups)
+    return Grouping(tuple(groups), 1 - sum(group.used_bytes for group in groups) / there)
+
+
+def _of_kind(layers: Sequence[_Layer], state: bool) -> list[_Layer]:
+    return [layer for layer in layers if (layer.cache.kind is CacheKind.STATE) is state]
+
+
+def _state_group(states: Sequence[_Layer], groups: Sequence[CacheGroup], page_sizes: Sequence[int]) -> CacheGroup:
+    """All recurrent layers, over as many pages of the others' size as they take; alone, in one page."""
+    unit = math.lcm(*(group.tokens_per_page for group in groups)) if groups else page_sizes[0]
+    caches = tuple(layer.cache for layer in states)
+    page_bytes = groups[0].page_bytes if groups else sum(cache.state_bytes for cache in caches)
+    return CacheGroup(CacheKind.STATE, _indices(states), caches, unit, page_bytes)
+
+
+def _token_groups(layers: Sequence[_Layer], page_sizes: Sequence[int], most: int, least: int) -> list[CacheGroup]:
+    """`least`: bytes that a page has at any rate."""
+    if not layers:
+        return []
     apart, together = _buckets(layers, lambda cache: cache), _buckets(layers, lambda cache: (cache.kind, cache.window))
-    fits = _fits(apart, page_sizes, most) or _fits(together, page_sizes, most)
+    fits = _fits(apart, page_sizes, most, least) or _fits(together, page_sizes, most, least)
     if not fits:
         raise ModelError(f"the layers need {len(together)} cache groups and a step has room for {most}")
     buckets, page_bytes, options = min(fits, key=lambda fit: _cost(fit[1], fit[2]))
@@ -114,8 +149,7 @@ def resolve_groups(caches: Sequence[LayerCache | None], page_sizes: Sequence[int
         for part in _split(bucket, option.parts)
         for kind in (part[0].cache.kind,)
     ]
-    groups.sort(key=lambda group: group.layers)
-    return Grouping(tuple(groups), 1 - sum(group.used_bytes for group in groups) / (page_bytes * len(groups)))
+    return sorted(groups, key=lambda group: group.layers)
 
 
 def _check_kinds(layers: Sequence[_Layer]) -> None:
@@ -155,11 +189,13 @@ def _page(bucket: Sequence[_Layer], parts: int, size: int) -> int:
     return size * max(_bytes(part) for part in _split(bucket, parts))
 
 
-def _fits(buckets: list[list[_Layer]], page_sizes: Sequence[int], most: int) -> list[tuple[list[list[_Layer]], int, list[_Option]]]:
+def _fits(
+    buckets: list[list[_Layer]], page_sizes: Sequence[int], most: int, least: int
+) -> list[tuple[list[list[_Layer]], int, list[_Option]]]:
     """For each page size in bytes that some cut fills, the cheapest cut of each bucket; only those of at most `most` groups."""
     if len(buckets) > most:
         return []
-    candidates = sorted({_page(bucket, parts, size) for bucket in buckets for parts in _cuts(bucket) for size in page_sizes})
+    candidates = sorted({max(least, _page(bucket, parts, size)) for bucket in buckets for parts in _cuts(bucket) for size in page_sizes})
     options = [(page_bytes, [_cheapest(bucket, page_sizes, page_bytes) for bucket in buckets]) for page_bytes in candidates]
     whole = [(page_bytes, [one for one in chosen if one is not None]) for page_bytes, chosen in options if None not in chosen]
     return [(buckets, page_bytes, chosen) for page_bytes, chosen in whole if sum(one.parts for one in chosen) <= most]

@@ -11,12 +11,13 @@ import numpy as np
 from pagoda.models.model import LengthEpochs
 from pagoda.serving.engine.adapters import AdapterBook
 from pagoda.serving.engine.blocks import BlockPool
-from pagoda.serving.engine.groups import GroupRule
+from pagoda.serving.engine.groups import token_rules
 from pagoda.serving.engine.plan import IntArray, RunnerFacts, StepPlan
 from pagoda.serving.engine.policy import Key, WaitingQueue, make_policy
 from pagoda.serving.engine.prefix import PrefixIndex
 from pagoda.serving.engine.sequence import NO_SLOT, Request, Sequence, State
 from pagoda.serving.engine.slots import Slots
+from pagoda.serving.engine.states import StateTables, kept_every, state_group
 from pagoda.serving.engine.tables import BlockTables
 from pagoda.serving.engine.transfer.connector import CacheConnector, PageJob
 
@@ -35,12 +36,13 @@ class Ledger:
     def __init__(self, facts: RunnerFacts, max_num_seqs: int, policy: str, connector: CacheConnector | None = None) -> None:
         self.connector = connector
         self.epochs: LengthEpochs | None = facts.length_epochs
-        self.rules = tuple(GroupRule.of(group) for group in facts.groups)
+        self.rules = token_rules(facts.groups)
         self.pool = BlockPool(facts.num_pages)
         self.slots = Slots(max_num_seqs, facts.max_model_len)
         self.adapters = AdapterBook(self.slots, facts.adapter_slots, facts.adapters)
-        self.tables = BlockTables(self.pool, self.rules, max_num_seqs, facts.max_model_len)
-        self.index = PrefixIndex(self.pool, self.rules)
+        self.states = _state_tables(facts, self.pool, max_num_seqs)
+        self.tables = BlockTables(self.pool, self.rules, max_num_seqs, facts.max_model_len, self.states)
+        self.index = PrefixIndex(self.pool, self.rules, self.states)
         self.policy = make_policy(policy)
         self.waiting = WaitingQueue(self.policy)
         self.requests: dict[str, Request] = {}
@@ -111,6 +113,17 @@ class Ledger:
         self.requests.pop(request.id, None)
         self.spawning = [other for other in self.spawning if other.request is not request]
 
+    def let_go_states(self, step: int, caching: bool) -> None:
+        """States that a committed step read and that its sequences have moved on from: found by others from now on, or free."""
+        if self.states is None:
+            return
+        for left in self.states.let_go(step):
+            if caching and self.slots.open[left.slot]:
+                sequence, units = self.slots.sequence(left.slot), left.tokens // self.index.unit
+                self.index.extend(sequence.digests, sequence.root, self.slots.tokens[left.slot, : left.tokens])
+                self.index.insert_state(sequence.digests[units - 1], left.pages)
+            self.pool.release(left.pages)
+
     def settle(self) -> None:
         """Free what draining sequences hold, where no step in flight holds it any more."""
         waiting = []
@@ -135,6 +148,7 @@ class Ledger:
         """Forget these steps, all that are in flight (they failed)."""
         for plan in plans:
             self.let_go_copied(plan)
+            self.let_go_states(plan.step, caching=False)
         self.slots.in_flight[:] = 0
         self.settle()
 
@@ -207,3 +221,8 @@ class Ledger:
 
     def _key(self, sequence: Sequence) -> Key:
         return self.policy.key(sequence)
+
+
+def _state_tables(facts: RunnerFacts, pool: BlockPool, slots: int) -> StateTables | None:
+    group = state_group(facts.groups)
+    return StateTables(pool, group, slots, kept_every(facts.groups)) if group is not None else None

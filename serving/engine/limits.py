@@ -29,7 +29,8 @@ def check_request(request: EngineRequest, budget: int, facts: RunnerFacts, ledge
 def _check_pages(request: EngineRequest, limit: int, ahead: int, ledger: Ledger) -> None:
     """Samples run in turns where they must; beams live side by side. They share the prompt's full pages, but not for certain where a
     window moves on."""
-    need, there = sum(rule.peak_pages(limit, ahead) for rule in ledger.rules), ledger.pool.num_pages - 1
+    states = ledger.states.peak if ledger.states is not None else 0
+    need, there = states + sum(rule.peak_pages(limit, ahead) for rule in ledger.rules), ledger.pool.num_pages - 1
     if request.beam_width > 1:
         windows = any(rule.window is not None for rule in ledger.rules)
         shared = 0 if windows else sum(len(request.prompt) // rule.tokens_per_page for rule in ledger.rules)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from pagoda.hal.device import Device
-from pagoda.hal.kv import CacheGroup, LayerPages
+from pagoda.hal.kv import CacheGroup, CacheKind, LayerPages, StatePages
 from pagoda.models.model import Model
 
 
@@ -16,17 +18,19 @@ class Pages:
         groups: cache groups with one `page_bytes`; none for models without a cache.
         num_pages: page 0 included.
         num_layers: layers of the model, those without a cache included.
+
+    `page_sizes`: tokens per page of each group; 0 for recurrent layers, whose pages hold none.
     """
 
     def __init__(self, device: Device, groups: tuple[CacheGroup, ...], num_pages: int, num_layers: int) -> None:
         self.device = device
         self.groups = groups
         self.num_pages = num_pages
-        self.page_sizes = tuple(group.tokens_per_page for group in groups)
+        self.page_sizes = tuple(0 if group.kind is CacheKind.STATE else group.tokens_per_page for group in groups)
         self._num_layers = num_layers
         self._layouts = tuple(device.kv_layout(group) for group in groups)
         self.pool: torch.Tensor | None = None
-        self._views: list[tuple[LayerPages, ...]] = []
+        self._views: list[tuple[LayerPages | StatePages, ...]] = []
         for layout in self._layouts:
             self.pool, views = layout.allocate(num_pages, self.pool)
             self._views.append(views)
@@ -37,7 +41,7 @@ class Pages:
 
     def bind(self, model: Model) -> None:
         """Hand each layer its pages."""
-        pages: list[LayerPages | None] = [None] * self._num_layers
+        pages: list[LayerPages | StatePages | None] = [None] * self._num_layers
         group_of_layer = [0] * self._num_layers
         for index, (group, views) in enumerate(zip(self.groups, self._views)):
             for layer, view in zip(group.layers, views):
@@ -48,6 +52,22 @@ class Pages:
         """Copy whole pages `source[i] → target[i]`, int64 ids on the device."""
         assert self.pool is not None
         self._layouts[0].copy(self.pool, source, target)
+
+    def table_widths(self, longest: int) -> tuple[int, ...]:
+        """Columns of each group's block table for a sequence of `longest` tokens."""
+        return tuple(group.table_width(longest) for group in self.groups)
+
+    def states_written(self, tables: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Pages of recurrent state that a step with these block tables writes, and what they hold; None for models without."""
+        if self.pool is None or not self.groups or self.groups[-1].kind is not CacheKind.STATE:
+            return None
+        pages = tables[-1][:, tables[-1].shape[1] // 2 :].flatten().long()
+        return pages, self.pool[pages]
+
+    def put_back(self, held: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        """Undo what a step did to the states that `states_written` gave."""
+        if held is not None and self.pool is not None:
+            self.pool[held[0]] = held[1]
 
     def clear(self) -> None:
         """Zero what padding rows read."""

@@ -83,9 +83,13 @@ class Planner:
         ready = slots.active[order] & (total < slots.limit[order])
         ready &= ~slots.bound[order] | (total == slots.known[order])
         want *= ready
+        states = self._ledger.states
+        whole = want.copy() if states is not None else want
         if self._threshold:
             np.minimum(want, self._threshold, out=want)
-        return want if want.sum() <= self._budget else self._deal(want)
+        if want.sum() > self._budget:
+            want = self._deal(want)
+        return want if states is None else states.clip(order, slots.computed[order], want, whole)
 
     def _deal(self, want: IntArray) -> IntArray:
         """Too much is wanted: decodes first, so that no prompt stalls them, then in order."""
@@ -158,6 +162,8 @@ class Planner:
             placements=self._ledger.adapters.take_placements(),
         )
         self._ledger.hold_copied(plan)
+        if self._ledger.states is not None:
+            self._ledger.states.advance(plan.step, slots, starts, ends)
         state.computed[slots] = ends
         state.total[slots] = total + sampled * (1 + drafted)
         state.in_flight[slots] += 1

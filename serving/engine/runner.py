@@ -83,8 +83,8 @@ class Runner:
         self._slots = SamplingSlots(rows, vocab)
         self._sampler = Sampler(device, table, vocab, rows)
         self._forward = Forward(device, model, self._sampler, rows)
-        self._captured = CapturedSteps(device, self._forward, pages.page_sizes, rows, limits.max_model_len)
-        self._packer = BatchPacker(device, pages.page_sizes, self._slots, _step_bytes(pages.page_sizes, limits), limits.in_flight)
+        self._captured = CapturedSteps(device, self._forward, pages, rows, limits.max_model_len)
+        self._packer = BatchPacker(device, pages.page_sizes, self._slots, _step_bytes(pages, limits), limits.in_flight)
         self._copier = ResultCopier(device, 2 * rows, limits.in_flight)
         device.synchronize()
 
@@ -194,7 +194,7 @@ class Runner:
     def _dummy(self, rows: int, length: int, params: SamplingParams, adapted: bool) -> StepPlan:
         """A step of so many rows of `length` tokens that reads and writes page 0; `adapted`: with an empty adapter."""
         ones, zeros = np.ones(rows, np.int32), np.zeros(rows, np.int32)
-        tables = tuple(np.zeros((rows, -(-length // size)), np.int32) for size in self.pages.page_sizes)
+        tables = tuple(np.zeros((rows, width), np.int32) for width in self.pages.table_widths(length))
         slots, ids = np.arange(rows, dtype=np.int32), np.zeros(rows * length, np.int32)
         admissions = tuple(Admission(slot, params, (0,)) for slot in range(rows))
         adapters = zeros if adapted else None
@@ -224,8 +224,8 @@ class Runner:
         return Logprobs(*(torch.cat(columns) for columns in zip(*parts)))
 
 
-def _step_bytes(page_sizes: tuple[int, ...], limits: RunnerLimits) -> int:
+def _step_bytes(pages: Pages, limits: RunnerLimits) -> int:
     """Enough for a step of the largest size without rare columns; the packer grows beyond."""
-    per_token = 8 * (1 + len(page_sizes)) + 2 * 4
-    tables = sum(4 * -(-limits.max_model_len // size) for size in page_sizes)
+    per_token = 8 * (1 + len(pages.groups)) + 2 * 4
+    tables = sum(4 * width for width in pages.table_widths(limits.max_model_len))
     return 8 * HEADER_WORDS + limits.max_num_batched_tokens * per_token + limits.max_num_seqs * (tables + 128) + 4096

@@ -25,6 +25,7 @@ from pagoda.serving.engine.prefix import chain_root
 from pagoda.serving.engine.sequence import Request, Sequence, State, as_tokens
 from pagoda.serving.engine.spec.drafter import Drafter
 from pagoda.serving.engine.speculation import Speculator
+from pagoda.serving.engine.states import state_group
 from pagoda.serving.engine.transfer.connector import CacheConnector
 
 
@@ -66,6 +67,7 @@ class Scheduler:
             )
         if drafter is not None and drafter.branches and not facts.trees:
             raise ConfigError("drafts that branch need attention that takes trees, and this model's kernels do not; draft chains")
+        _check_states(facts, connector, drafter)
         self._config = config
         self._facts = facts
         self._ledger = Ledger(facts, config.max_num_seqs, config.scheduling_policy, connector)
@@ -231,3 +233,14 @@ class Scheduler:
             first.state = min(request.gates, key=lambda gate: gate.value)
         else:
             self._ledger.waiting.push(first)
+
+
+def _check_states(facts: RunnerFacts, connector: CacheConnector | None, drafter: Drafter | None) -> None:
+    if state_group(facts.groups) is None:
+        return
+    for given, name, why in (
+        (drafter, "a drafter", "a state cannot be taken back when a draft is rejected"),
+        (connector, "a store of pages", "the store knows no states"),
+    ):
+        if given is not None:
+            raise ConfigError(f"this model has recurrent layers and was given {name}: {why}; run it without")

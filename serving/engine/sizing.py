@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from pagoda.hal.errors import CapacityError, ConfigError
 from pagoda.hal.info import Feature
-from pagoda.hal.kv import CacheGroup
+from pagoda.hal.kv import CacheGroup, CacheKind
 from pagoda.hal.memory import MemoryPlan, MemoryRequest
 from pagoda.models.adapters.slots import LoraLimits
 from pagoda.models.builder import Builder
@@ -16,7 +15,7 @@ from pagoda.models.load import Description, describe, open_checkpoint
 from pagoda.models.loading.reference import resolve
 from pagoda.models.parallel.shard import Shard
 from pagoda.serving.engine.config import EngineConfig
-from pagoda.serving.engine.groups import GroupRule, resolve_groups
+from pagoda.serving.engine.groups import peak_pages, resolve_groups
 from pagoda.serving.engine.layout import HEADER_WORDS
 from pagoda.serving.engine.sampler import OPS, sampling_facts
 from pagoda.serving.engine.target import Target
@@ -89,17 +88,25 @@ def cache_groups(config: EngineConfig, target: Target, description: Description)
             raise ConfigError(f"block_size={config.block_size} has no attention kernel here; there are {', '.join(map(str, sizes))}")
         sizes = (config.block_size,)
     groups = resolve_groups(description.facts.caches, sizes).groups
-    page_bytes = max(target.device.kv_layout(replace(group, page_bytes=0)).page_bytes for group in groups)
-    used = sum(group.used_bytes for group in groups)
-    return tuple(replace(group, page_bytes=page_bytes) for group in groups), 1 - used / (page_bytes * len(groups))
+    alignment = target.info.limits.alignment
+    page_bytes = max(-(-_needed(target, group) // alignment) * alignment for group in groups)
+    groups = tuple(replace(group, page_bytes=page_bytes) for group in groups)
+    there = page_bytes * sum(group.pages_per_state or 1 for group in groups)
+    return groups, 1 - sum(group.used_bytes for group in groups) / there
+
+
+def _needed(target: Target, group: CacheGroup) -> int:
+    """Bytes of the smallest page that holds the group's tokens; of recurrent layers, as many as the grouping chose."""
+    if group.kind is CacheKind.STATE:
+        return group.page_bytes
+    return target.device.kv_layout(replace(group, page_bytes=0)).page_bytes
 
 
 def longest_sequence(groups: tuple[CacheGroup, ...], num_pages: int, ahead: int) -> int:
     """Most tokens that one sequence can have alone in the pool."""
-    rules = [GroupRule.of(group) for group in groups]
 
     def fits(tokens: int) -> bool:
-        return sum(rule.peak_pages(tokens, ahead) for rule in rules) <= num_pages - 1
+        return peak_pages(groups, tokens, ahead) <= num_pages - 1
 
     low, high = 0, 2**31  # beyond, where windows alone are kept, length costs nothing
     while low < high:
@@ -119,7 +126,7 @@ def _page_sizes(target: Target, description: Description) -> tuple[int, ...]:
 
 def _work(config: EngineConfig, description: Description, groups: tuple[CacheGroup, ...], target: Target) -> dict[str, int]:
     facts = description.facts
-    width = sum(math.ceil((config.max_model_len or facts.max_positions) / group.tokens_per_page) for group in groups)
+    width = sum(group.table_width(config.max_model_len or facts.max_positions) for group in groups)
     step = 8 * HEADER_WORDS + config.max_num_batched_tokens * (16 + 8 * len(groups)) + config.max_num_seqs * (128 + 4 * width)
     return {
         "activations": config.max_num_batched_tokens * facts.work_bytes_per_token,

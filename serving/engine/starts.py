@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.plan import IntArray
+from pagoda.serving.engine.prefix import NO_PAGES
 from pagoda.serving.engine.sequence import Sequence, State
 
 SIBLINGS = 32
@@ -14,11 +15,18 @@ SIBLINGS = 32
 
 
 class Start(NamedTuple):
-    """Tokens whose KV is there, their shared pages per group, and per group a page to copy (0: none)."""
+    """Tokens whose KV is there, their shared pages per group, and per group a page to copy (0: none).
+
+    Of models with recurrent layers: `state`, pages of the state after those tokens to begin with, or `running`, pages of a state that
+    its owner goes on with and that has to be copied; `parting`: where the prompt parts from one before it, beyond them (0: nowhere).
+    """
 
     length: int
     pages: tuple[IntArray, ...]
     partial: tuple[int, ...]
+    state: IntArray = NO_PAGES
+    running: IntArray = NO_PAGES
+    parting: int = 0
 
 
 class StartFinder:
@@ -56,7 +64,8 @@ class StartFinder:
         if longest >= index.unit:
             index.extend(sequence.digests, sequence.root, sequence.tokens)
         hit = index.find(sequence.digests, longest)
-        return Start(hit.length, hit.pages, (0,) * len(self._ledger.rules))
+        parting = index.parting(sequence.digests, hit.length // index.unit, longest) if self._ledger.states is not None else 0
+        return Start(hit.length, hit.pages, (0,) * len(self._ledger.rules), hit.state, parting=parting)
 
     def _nearest(self, sequence: Sequence) -> tuple[Sequence | None, int]:
         """The running sibling with the longest common beginning, of at most all tokens but the last."""
@@ -73,8 +82,10 @@ class StartFinder:
         return best, length
 
     def _in_pages_of(self, sibling: Sequence, length: int) -> Start | None:
-        """Share its full pages and copy the last one; None where it has dropped pages that are needed here."""
-        tables, slot = self._ledger.tables, sibling.slot
+        """Share its full pages and copy the last one; None where it has dropped pages that are needed here, or its state has gone on."""
+        tables, slot, states = self._ledger.tables, sibling.slot, self._ledger.states
+        if states is not None and int(self._ledger.slots.computed[slot]) != length:
+            return None
         pages, partial = [], []
         for group, rule in enumerate(self._ledger.rules):
             first, full = rule.first_page(length), length // rule.tokens_per_page
@@ -83,7 +94,7 @@ class StartFinder:
             table = tables.tables[group][slot]
             pages.append(np.where(np.arange(full) >= first, table[:full], 0).astype(np.int32))
             partial.append(int(table[full]) if length % rule.tokens_per_page else 0)
-        return Start(length, tuple(pages), tuple(partial))
+        return Start(length, tuple(pages), tuple(partial), running=NO_PAGES if states is None else states.pages[slot].copy())
 
 
 def _common(one: IntArray, other: IntArray) -> int:

@@ -8,24 +8,28 @@ import numpy as np
 from pagoda.serving.engine.blocks import BlockPool
 from pagoda.serving.engine.groups import GroupRule
 from pagoda.serving.engine.plan import IntArray
+from pagoda.serving.engine.states import StateTables
 
 
 class BlockTables:
-    """Per group: `tables` `[S, P]` page ids (0 past the end and for pages that left a window), `length` `[S]` entries in
-    use, `first` `[S]` entries that left the window."""
+    """Per group of tokens: `tables` `[S, P]` page ids (0 past the end and for pages that left a window), `length` `[S]` entries in
+    use, `first` `[S]` entries that left the window. `states`: the pages of recurrent layers, of models that have any."""
 
-    def __init__(self, pool: BlockPool, rules: Seq[GroupRule], slots: int, longest: int) -> None:
+    def __init__(self, pool: BlockPool, rules: Seq[GroupRule], slots: int, longest: int, states: StateTables | None = None) -> None:
         self.pool = pool
+        self.states = states
         self.rules = tuple(rules)
         self.tables = tuple(np.zeros((slots, rule.pages(longest)), np.int32) for rule in rules)
         self.length = tuple(np.zeros(slots, np.int32) for _ in rules)
         self.first = tuple(np.zeros(slots, np.int32) for _ in rules)
 
     def need(self, slots: IntArray, ends: IntArray) -> IntArray:
-        """`[G, R]`: pages that these slots lack to hold `ends` tokens."""
-        needs = np.empty((len(self.rules), len(slots)), np.int32)
-        for row, rule, length in zip(needs, self.rules, self.length, strict=True):
+        """`[G, R]`: pages that these slots lack to hold `ends` tokens; those of states last."""
+        needs = np.empty((len(self.rules) + (self.states is not None), len(slots)), np.int32)
+        for row, rule, length in zip(needs, self.rules, self.length, strict=False):
             np.maximum(-(-ends // rule.tokens_per_page) - length[slots], 0, out=row)
+        if self.states is not None:
+            needs[-1] = self.states.need(slots)
         return needs
 
     def extend(self, slots: IntArray, needs: IntArray) -> None:
@@ -34,7 +38,10 @@ class BlockTables:
         if not total:
             return
         pages, taken = self.pool.allocate(total), 0
-        for need, table, length in zip(needs, self.tables, self.length, strict=True):
+        if self.states is not None and (count := int(needs[-1].sum())):
+            self.states.extend(slots[needs[-1] > 0], pages[:count])
+            taken = count
+        for need, table, length in zip(needs, self.tables, self.length, strict=False):
             rows = np.flatnonzero(need)
             if not len(rows):
                 continue
@@ -74,13 +81,16 @@ class BlockTables:
             self.pool.release(pages)
             pages[:] = 0
             length[slot] = first[slot] = 0
+        if self.states is not None:
+            self.states.release(slot)
 
     def rows(self, slots: IntArray) -> tuple[IntArray, ...]:
-        """Per group `[R, widest]`."""
-        return tuple(table[:, : int(length[slots].max(initial=1))][slots] for table, length in zip(self.tables, self.length, strict=True))
+        """Per group `[R, widest]`; of states the pages read and those written."""
+        rows = tuple(table[:, : int(length[slots].max(initial=1))][slots] for table, length in zip(self.tables, self.length, strict=True))
+        return rows if self.states is None else (*rows, self.states.rows(slots))
 
     def row(self, slot: int) -> tuple[IntArray, ...]:
-        """Per group the entries in use of one slot."""
+        """Per group of tokens the entries in use of one slot."""
         return tuple(table[slot, : length[slot]] for table, length in zip(self.tables, self.length, strict=True))
 
     def _drop_one(self, table: IntArray, first: IntArray, slots: IntArray) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from pagoda.hal.errors import ModelError
-from pagoda.hal.kv import CacheKind, LayerCache
+from pagoda.hal.kv import CacheKind, LayerCache, StatePart, place_states
 from pagoda.serving.engine.blocks import BlockPool
 from pagoda.serving.engine.groups import GroupRule, hash_unit, resolve_groups
 from pagoda.serving.engine.prefix import PrefixIndex, chain_root
@@ -49,11 +49,33 @@ def test_larger_heads_get_fewer_tokens_a_page():
     assert hash_unit([GroupRule.of(g) for g in grouping.groups]) == 32
 
 
-def test_layers_without_a_cache_are_left_out_and_state_is_refused():
+def state(numbers):
+    return LayerCache.of_state(StatePart((numbers, 3), "bfloat16"), StatePart((numbers, 16), "float32"))
+
+
+def test_states_take_pages_of_the_same_size_several_where_one_is_too_small():
+    caches = [full() if i % 4 == 3 else state(256) for i in range(8)]
+    grouping = resolve_groups(caches, (16, 32))
+    tokens, states = grouping.groups
+    assert (tokens.layers, states.layers) == ((3, 7), (0, 1, 2, 4, 5, 6)) and states.kind is CacheKind.STATE
+    assert tokens.page_bytes == states.page_bytes >= caches[0].state_bytes and states.tokens_per_page == tokens.tokens_per_page
+    places = place_states(states)
+    assert states.pages_per_state == places[-1][0] + 1 == -(-6 // (states.page_bytes // caches[0].state_bytes))
+    ends = [(page, offset + caches[0].state_bytes) for page, offset in places]
+    assert all(end <= states.page_bytes for _, end in ends) and len(set(places)) == 6
+    assert grouping.padding == pytest.approx(
+        1 - (tokens.used_bytes + 6 * caches[0].state_bytes) / (1 + states.pages_per_state) / states.page_bytes
+    )
+
+
+def test_a_model_of_states_alone_has_one_page_for_each():
+    (group,) = resolve_groups([state(64), None, state(64)], (16, 32)).groups
+    assert (group.layers, group.pages_per_state, group.page_bytes, group.table_width(1000)) == ((0, 2), 1, 2 * state(64).state_bytes, 2)
+
+
+def test_layers_without_a_cache_are_left_out():
     grouping = resolve_groups([full(), None, full()], (16,))
     assert grouping.groups[0].layers == (0, 2)
-    with pytest.raises(ModelError, match="layer 1 keeps a cache of kind 'state'"):
-        resolve_groups([full(), LayerCache(CacheKind.STATE, 0, 0, 0, "float32", state_bytes=64)], (16,))
     with pytest.raises(ModelError, match="at least one of each"):
         resolve_groups([None], (16,))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda.hal.discovery import find
 from pagoda.hal.errors import ConfigError
-from pagoda.hal.kv import CacheGroup, CacheKind, KVLayout, LayerCache
+from pagoda.hal.kv import CacheGroup, CacheKind, KVLayout, LayerCache, StatePart
 
 
 def layout(device: str, caches: list[LayerCache], tokens: int = 16, page_bytes: int = 0) -> KVLayout:
@@ -109,11 +109,12 @@ def test_groups_share_one_pool() -> None:
     assert (first[0].k[1] == 1).all() and (second[0].k[2] == 2).all()
 
 
-def test_a_recurrent_state_is_one_run_of_a_page() -> None:
-    state = LayerCache(CacheKind.STATE, 1, 0, 0, "float32", state_bytes=4 * 100)
+def test_the_parts_of_recurrent_states_lie_apart_in_their_pages() -> None:
+    state = LayerCache.of_state(StatePart((10, 3), "bfloat16"), StatePart((4, 25), "float32"))
     pages = layout("cpu", [state, state], tokens=1)
     pool, views = pages.allocate(2)
-    assert views[0].k.shape == (2, 1, 1, 100) and views[0].v.numel() == 0
-    views[0].k[1].fill_(1)
-    views[1].k[1].fill_(2)
-    assert views[0].k[1].sum() == 100 and pool.shape[1] == 896
+    assert [tuple(part.shape) for part in views[0].parts] == [(2, 10, 3), (2, 4, 25)] and views[1].page == 0
+    for number, part in enumerate(part for view in views for part in view.parts):
+        part[1].fill_(number + 1)
+    assert [int(part[1].float().mean()) for view in views for part in view.parts] == [1, 2, 3, 4]
+    assert pool.shape[1] == 2 * state.state_bytes == 2 * (64 + 448) and not pool[0].any()

@@ -1,0 +1,56 @@
+"""The gated delta rule on one rank: heads are split, with the keys and queries that they share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pagoda.hal.kv import StatePart
+from pagoda.models.blocks.mamba import negative_exp
+from pagoda.models.blocks.paged import Step
+from pagoda.models.blocks.state import ConvBlock, GatedNormBlock, StateMixer
+from pagoda.models.builder import Builder
+from pagoda.models.parallel.shard import Span
+from pagoda.models.recurrent import GatedDelta
+from pagoda.ops.delta import DeltaFacts
+
+
+def unit_length(x: torch.Tensor) -> torch.Tensor:
+    """The last dimension over its length."""
+    wide = x.float()
+    return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)
+
+
+class GatedDeltaBlock(StateMixer):
+    """One layer's gated delta rule (Qwen3-Next)."""
+
+    def __init__(self, build: Builder, path: str, spec: GatedDelta, width: int) -> None:
+        self.spec = spec
+        heads, k_heads, whole = build.shard.split(spec.heads, "value heads"), build.shard.kv_heads(spec.k_heads), Span.whole(width)
+        keys, values = k_heads.times(spec.k_dim), heads.times(spec.v_dim)
+        self._sizes = [2 * len(keys) + len(values), len(values), len(heads), len(heads)]
+        self._conv_sizes = [len(keys), len(keys), len(values)]
+        mixed = {"query": keys, "key": keys, "value": values}
+        self._in = build.linear(path, {**mixed, "z": values, "beta": heads, "step": heads}, whole, "column")
+        self._conv = ConvBlock(build, f"{path}.conv", spec.conv, mixed)
+        self._step_bias = build.tensor(f"{path}.step_bias", (heads,), "heads", "float32")
+        self._a = build.tensor(f"{path}.a_log", (heads,), "heads", "float32", negative_exp)
+        self._norm = GatedNormBlock(build, f"{path}.norm", spec.norm, values)
+        self._out = build.linear(path, {"out": whole}, values, "row")
+        facts = DeltaFacts(build.numerics.dtype, len(k_heads), len(heads), spec.k_dim, spec.v_dim)
+        kernel = build.kernel("gated_delta_rule", facts)
+        self._rule: Any = kernel.run if build.loading else None
+        super().__init__(self._conv.part, StatePart((len(heads), spec.k_dim, spec.v_dim), "float32"))
+
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
+        (inputs, state), batch = self.state(step)
+        mixed, gate, beta, dt = self._in(x, step.adapters).split(self._sizes, dim=-1)
+        q, k, v = self._conv(mixed.contiguous(), inputs, batch).split(self._conv_sizes, dim=-1)
+        q, k = (unit_length(t.unflatten(-1, (-1, self.spec.k_dim))) for t in (q, k))
+        log_decay = F.softplus(dt.float() + self._step_bias) * self._a
+        beta = torch.sigmoid(beta.float()) * (2.0 if self.spec.double_beta else 1.0)
+        v = v.unflatten(-1, (-1, self.spec.v_dim))
+        y = self._rule(q * self.spec.k_dim**-0.5, k, v, log_decay, beta, state, batch)
+        return self._out(self._norm(y.flatten(1), gate), step.adapters)

@@ -1,0 +1,59 @@
+"""From a mixer's record to the block that runs it; two side by side are a block too."""
+
+from __future__ import annotations
+
+import torch
+from pagoda.models.blocks.attention import AttentionBlock
+from pagoda.models.blocks.delta import GatedDeltaBlock
+from pagoda.models.blocks.mamba import SelectiveBlock, SsdBlock
+from pagoda.models.blocks.mla import MlaBlock
+from pagoda.models.blocks.paged import Step
+from pagoda.models.blocks.short_conv import ShortConvBlock
+from pagoda.models.builder import Builder
+from pagoda.models.recurrent import GatedDelta, Recurrent, Selective, ShortConv, Ssd
+from pagoda.models.spec import MLA, Attention, Both, Mixer
+
+RecurrentBlock = SelectiveBlock | SsdBlock | GatedDeltaBlock | ShortConvBlock
+
+
+class BothBlock:
+    """Attention and a recurrent mixer over the same input."""
+
+    def __init__(self, build: Builder, path: str, spec: Both, width: int) -> None:
+        self._scales = spec.scales
+        self.attention = AttentionBlock(build, f"{path}.attention", spec.attention, width)
+        self.recurrent = recurrent_block(build, f"{path}.recurrent", spec.recurrent, width)
+
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
+        first, second = self._scales
+        return self.attention(x, step) * first + self.recurrent(x, step) * second
+
+
+MixerBlock = AttentionBlock | MlaBlock | RecurrentBlock | BothBlock
+
+
+def mixer_block(build: Builder, path: str, spec: Mixer | None, width: int) -> MixerBlock | None:
+    match spec:
+        case None:
+            return None
+        case Attention():
+            return AttentionBlock(build, path, spec, width)
+        case MLA():
+            return MlaBlock(build, path, spec, width)
+        case Both():
+            return BothBlock(build, path, spec, width)
+        case _:
+            return recurrent_block(build, path, spec, width)
+
+
+def recurrent_block(build: Builder, path: str, spec: Recurrent, width: int) -> RecurrentBlock:
+    match spec:
+        case Selective():
+            return SelectiveBlock(build, path, spec, width)
+        case Ssd():
+            return SsdBlock(build, path, spec, width)
+        case GatedDelta():
+            return GatedDeltaBlock(build, path, spec, width)
+        case ShortConv():
+            return ShortConvBlock(build, path, spec, width)

@@ -1,0 +1,94 @@
+"""What every recurrent mixer shares: its state's pages, a step's view of them, the convolution before, the gated norm after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pagoda.hal.comm import Communicator
+from pagoda.hal.kv import LayerCache, StatePages, StatePart
+from pagoda.hal.table import KernelTable
+from pagoda.models.blocks.paged import Step
+from pagoda.models.builder import Builder
+from pagoda.models.parallel.shard import Shard, Span
+from pagoda.models.recurrent import Conv, GatedNorm
+from pagoda.ops.conv import ConvFacts
+from pagoda.ops.state import StateBatch
+
+
+class StateMixer:
+    """One layer's recurrent state on one rank.
+
+    Attributes:
+        cache: the parts of its state. kernel: None, nothing is planned on the host.
+    """
+
+    kernel: ClassVar[None] = None
+    _pages: StatePages
+
+    def __init__(self, *parts: StatePart) -> None:
+        self.cache = LayerCache.of_state(*parts)
+
+    def page_sizes(self, table: KernelTable) -> tuple[int, ...]:
+        """Any number of tokens suits a state."""
+        return table.info.limits.page_sizes
+
+    def bind(self, table: KernelTable, pages: StatePages | None, group: int, page_size: int, planner: int) -> None:
+        """Take the pages; nothing depends on the other arguments but the group's index."""
+        self._group = group
+        if pages is not None:
+            self._pages = pages
+
+    def state(self, step: Step) -> tuple[tuple[torch.Tensor, ...], StateBatch]:
+        """The parts' pages, and which of them this step reads and writes."""
+        return self._pages.parts, step.states(self._group, self._pages.page)
+
+
+class ConvBlock:
+    """The convolution over several projections that lie side by side, each split over ranks by itself."""
+
+    def __init__(self, build: Builder, path: str, spec: Conv, parts: Mapping[str, Span], activation: Any = "silu") -> None:
+        channels = sum(len(span) for span in parts.values())
+        taps = (Span.whole(1), Span.whole(spec.taps))
+        weight = build.stack({f"{path}.{name}.weight": (span, *taps) for name, span in parts.items()}, "heads")
+        bias = build.stack({f"{path}.{name}.bias": (span,) for name, span in parts.items()}, "heads") if spec.bias else None
+        kernel = build.kernel("causal_conv1d", ConvFacts(build.numerics.dtype, channels, spec.taps, spec.bias, activation))
+        self.part = StatePart((channels, spec.taps - 1), build.numerics.dtype)
+        if build.loading:
+            assert weight is not None
+            self._run = kernel.run
+            self._packed = kernel.pack({"weight": weight.squeeze(1)} | ({"bias": bias} if bias is not None else {}))
+
+    def __call__(self, x: torch.Tensor, pages: torch.Tensor, batch: StateBatch) -> torch.Tensor:
+        """x `[T, channels]` → the same shape."""
+        result: torch.Tensor = self._run(self._packed, x, pages, batch)
+        return result
+
+
+class GatedNormBlock:
+    """Norm and gate of `[T, width]`, `width` this rank's; where a group spans ranks, they gather first."""
+
+    def __init__(self, build: Builder, path: str, spec: GatedNorm, own: Span) -> None:
+        self._spec, self._size = spec, own.total // spec.groups
+        self._norm: Any = build.norm(path, spec.norm if spec.shared else replace(spec.norm, weight=False), self._size)
+        self._weight = None if spec.shared else build.tensor(f"{path}.weight", (own,), "heads")
+        self._gathers = spec.groups % build.shard.world != 0
+        self._shard: Shard = build.shard
+        self._communicator: Communicator | None = build.communicator
+
+    def __call__(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        gate = F.silu(gate) if self._spec.gate == "silu" else torch.sigmoid(gate)
+        if self._spec.gate_first:
+            return self._normed(x * gate)
+        return self._normed(x) * gate
+
+    def _normed(self, x: torch.Tensor) -> torch.Tensor:
+        if self._gathers and self._communicator is not None:
+            x = self._communicator.all_gather(x.contiguous(), dim=-1)
+        x = self._norm(x.unflatten(-1, (-1, self._size))).flatten(1)
+        if self._gathers and self._communicator is not None:
+            x = x.chunk(self._shard.world, dim=-1)[self._shard.rank]
+        return x if self._weight is None else x * self._weight

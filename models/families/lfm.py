@@ -1,0 +1,74 @@
+"""LFM 2: gated short convolutions, some layers of attention between them."""
+
+from __future__ import annotations
+
+from pagoda.models.checkpoint import Rename, Rule, Split
+from pagoda.models.config import Config
+from pagoda.models.families.common import Heads, llama_rules, max_positions, rope
+from pagoda.models.families.recurrent_common import layer_kinds
+from pagoda.models.family import Family
+from pagoda.models.recurrent import Conv, ShortConv
+from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Norm, QkNorm
+
+
+def lfm2(config: Config) -> DecoderSpec:
+    width, count = config.integer("hidden_size"), config.integer("num_hidden_layers")
+    heads, norm = Heads.read(config, width), Norm("rms", config.number("norm_eps", "block_norm_eps", default=1e-5))
+    position = rope(config, heads.head_dim, theta=1000000.0)
+    attention = Attention(heads.heads, heads.kv_heads, heads.head_dim, heads.head_dim**-0.5, position, qk_norm=QkNorm(norm))
+    bias = config.flag("conv_bias", default=False)
+    conv = ShortConv(Conv(config.integer("conv_L_cache", default=3), bias), bias, width)
+    mlp = Mlp(_hidden(config), "silu")
+    attending = config.list("full_attn_idxs", kind=int, default=tuple(range(count)))
+    default = ["full_attention" if i in attending else "conv" for i in range(count)]
+    kinds = layer_kinds(config, count, ("conv", "full_attention"), default=default)
+    config.ignore("conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_mlp_init_scale", "block_out_init_scale",
+                  "block_use_swiglu", "block_use_xavier_init", "use_pos_enc", "num_heads", "theta")  # fmt: skip
+    return DecoderSpec(
+        vocab=config.integer("vocab_size"),
+        width=width,
+        layers=tuple(Layer(conv if kind == "conv" else attention, mlp, mixer_in=norm, ff_in=norm) for kind in kinds),
+        norm=norm,
+        embed=Embed(),
+        head=Head(tied=config.flag("tie_word_embeddings", "tie_embedding", default=True)),
+        max_positions=max_positions(config, position.scaling),
+    )
+
+
+def _hidden(config: Config) -> int:
+    """The width of the feed-forward; with `block_auto_adjust_ff_dim`, two thirds of it, stretched and rounded up."""
+    hidden = config.integer("block_ff_dim", "intermediate_size")
+    config.ignore("intermediate_size")
+    stretch, multiple = config.number("block_ffn_dim_multiplier", default=1.0), config.integer("block_multiple_of", default=256)
+    if not config.flag("block_auto_adjust_ff_dim", default=True):
+        return hidden
+    hidden = int(stretch * int(2 * hidden / 3))
+    return -(-hidden // multiple) * multiple
+
+
+_WIDE = {"w1": "gate", "w3": "up", "w2": "down"}
+
+
+def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return (
+        Rename("model.embedding_norm.{t}", "norm.{t}"),
+        *llama_rules(spec.head.tied, {"operator_norm": "mixer_in", "ffn_norm": "ff_in"}),
+        *(Rename(f"layers.{{i}}.self_attn.{p}_layernorm.{{t}}", f"layers.{{i}}.mixer.{p}_norm.{{t}}") for p in "qk"),
+        Rename("layers.{i}.mixer.out.{t}", "layers.{i}.mixer.o.{t}"),
+        *(
+            Rename(f"layers.{{i}}.feed_forward.{w}.{{t}}", f"layers.{{i}}.ff.{p}.{{t}}")
+            for w, p in _WIDE.items()
+        ),
+        *short_conv_rules(),
+    )
+
+
+def short_conv_rules() -> tuple[Rule, ...]:
+    return (
+        Split("layers.{i}.conv.in_proj.{t}", tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "bcx")),
+        Rename("layers.{i}.conv.conv.{t}", "layers.{i}.mixer.conv.x.{t}"),
+        Rename("layers.{i}.conv.out_proj.{t}", "layers.{i}.mixer.out.{t}"),
+    )
+
+
+LFM2 = Family("lfm2", ("Lfm2ForCausalLM",), ("lfm2",), lfm2, rules)

@@ -1,0 +1,131 @@
+"""Qwen3-Next: three layers of the gated delta rule to one of gated attention, experts on most."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+
+from pagoda.models.checkpoint import Rename, Reorder, Rule, Split
+from pagoda.models.config import Config
+from pagoda.models.families.common import PROJECTIONS, Heads, activation, listed_experts, llama_rules, max_positions, rms, rope
+from pagoda.models.families.recurrent_common import first_of, layer_kinds
+from pagoda.models.family import Family
+from pagoda.models.recurrent import Conv, GatedDelta, GatedNorm
+from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Moe, QkNorm, Router
+
+LINEAR, FULL = "linear_attention", "full_attention"
+
+
+def qwen3_next(config: Config) -> DecoderSpec:
+    width, count = config.integer("hidden_size"), config.integer("num_hidden_layers")
+    heads, norm = Heads.read(config, width), rms(config, offset=1.0)
+    position = rope(config, heads.head_dim)
+    attention = Attention(
+        heads.heads,
+        heads.kv_heads,
+        heads.head_dim,
+        heads.head_dim**-0.5,
+        position,
+        qk_norm=QkNorm(norm),
+        qkv_bias=config.flag("attention_bias", default=False),
+        out_bias=config.flag("attention_bias", default=False),
+        gated=True,
+    )
+    every = config.integer("full_attention_interval", default=4)
+    default = [FULL if (i + 1) % every == 0 else LINEAR for i in range(count)]
+    kinds = layer_kinds(config, count, (LINEAR, FULL), default=default)
+    delta = gated_delta(config)
+    layers = (
+        Layer(delta if kind == LINEAR else attention, ff, mixer_in=norm, ff_in=norm)
+        for kind, ff in zip(kinds, _feed_forwards(config, count), strict=True)
+    )
+    return DecoderSpec(
+        vocab=config.integer("vocab_size"),
+        width=width,
+        layers=tuple(layers),
+        norm=norm,
+        embed=Embed(),
+        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
+        max_positions=max_positions(config, position.scaling),
+    )
+
+
+def gated_delta(config: Config) -> GatedDelta:
+    """The delta rule of Qwen3-Next and its kin: each head's output is normed, then gated."""
+    heads = config.integer("linear_num_value_heads")
+    return GatedDelta(
+        heads,
+        config.integer("linear_num_key_heads"),
+        config.integer("linear_key_head_dim"),
+        config.integer("linear_value_head_dim"),
+        Conv(config.integer("linear_conv_kernel_dim", default=4)),
+        GatedNorm(replace(rms(config), offset=0.0), heads, shared=True),
+    )
+
+
+def _feed_forwards(config: Config, count: int) -> tuple[Mlp | Moe, ...]:
+    act = activation(config, "hidden_act")
+    experts, step = config.integer("num_experts", default=0), config.integer("decoder_sparse_step", default=1)
+    dense = config.list("mlp_only_layers", kind=int, default=())
+    mlp = Mlp(config.integer("intermediate_size", default=1), act)
+    if not experts:
+        return (mlp,) * count
+    router = Router("softmax", renormalize=config.flag("norm_topk_prob", default=True))
+    shared = Mlp(config.integer("shared_expert_intermediate_size"), act)
+    top_k, hidden = config.integer("num_experts_per_tok"), config.integer("moe_intermediate_size")
+    moe = Moe(experts, top_k, hidden, router, act, shared, shared_gate=True)
+    return tuple(moe if i not in dense and (i + 1) % step == 0 else mlp for i in range(count))
+
+
+def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return (*llama_rules(spec.head.tied), *gated_q(spec), *sparse_rules(spec), *_packed(spec), *delta_rules(spec))
+
+
+def gated_q(spec: DecoderSpec) -> tuple[Rule, ...]:
+    """Each head's query and gate lie side by side."""
+    attention = next(layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention))
+    q, gate = "layers.{i}.mixer.q.{t}", "layers.{i}.mixer.gate.{t}"
+    return (Reorder(q, (attention.heads, 2, attention.head_dim), (1, 0, 2)), Split(q, (q, gate)))
+
+
+def sparse_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    if not any(isinstance(layer.feed_forward, Moe) for layer in spec.layers):
+        return ()
+    return (
+        Rename("layers.{i}.mlp.gate.{t}", "layers.{i}.ff.router.{t}"),
+        Rename("layers.{i}.mlp.shared_expert_gate.{t}", "layers.{i}.ff.shared_gate.{t}"),
+        Rename("layers.{i}.mlp.shared_expert.{p}_proj.{t}", "layers.{i}.ff.shared.{p}.{t}"),
+        *listed_experts(spec, "mlp", PROJECTIONS),
+    )
+
+
+def _packed(spec: DecoderSpec) -> tuple[Rule, ...]:
+    """q, k, v, gate of each key head side by side in one tensor; beta and step in another."""
+    delta, at, to = first_of(spec, GatedDelta), "layers.{i}.linear_attn", "layers.{i}.mixer"
+    share = delta.heads // delta.k_heads
+    own, values = delta.k_dim, share * delta.v_dim
+    unit, packed = gcd(own, values), f"{at}.in_proj_qkvz.{{t}}"
+    names = tuple(f"{to}.{part}.{{t}}" for part in ("query", "key", "value", "z"))
+    sizes = tuple(delta.k_heads * size for size in (own, own, values, values))
+    return (
+        Reorder(packed, (delta.k_heads, 2 * (own + values) // unit, unit), (1, 0, 2)),
+        Split(packed, names, sizes),
+        *(Reorder(name, (size // unit // delta.k_heads, delta.k_heads, unit), (1, 0, 2)) for name, size in zip(names, sizes, strict=True)),
+        Reorder(f"{at}.in_proj_ba.{{t}}", (delta.k_heads, 2, share), (1, 0, 2)),
+        Split(f"{at}.in_proj_ba.{{t}}", (f"{to}.beta.{{t}}", f"{to}.step.{{t}}")),
+    )
+
+
+def delta_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    delta, at, to = first_of(spec, GatedDelta), "layers.{i}.linear_attn", "layers.{i}.mixer"
+    keys, values = delta.k_heads * delta.k_dim, delta.heads * delta.v_dim
+    return (
+        Split(f"{at}.conv1d.{{t}}", tuple(f"{to}.conv.{part}.{{t}}" for part in ("query", "key", "value")), (keys, keys, values)),
+        Rename(f"{at}.A_log", f"{to}.a_log"),
+        Rename(f"{at}.dt_bias", f"{to}.step_bias"),
+        Rename(f"{at}.norm.{{t}}", f"{to}.norm.{{t}}"),
+        Rename(f"{at}.out_proj.{{t}}", f"{to}.out.{{t}}"),
+    )
+
+
+QWEN3_NEXT = Family("qwen3_next", ("Qwen3NextForCausalLM",), ("qwen3_next",), qwen3_next, rules)

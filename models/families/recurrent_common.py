@@ -1,0 +1,70 @@
+"""What families with recurrent layers share: the names and sizes of a Mamba mixer's tensors, patterns of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from pagoda.hal.errors import ModelError
+from pagoda.models.checkpoint import Rename, Rule, Split
+from pagoda.models.config import Config
+from pagoda.models.recurrent import Recurrent, Selective, Ssd
+from pagoda.models.spec import Both, DecoderSpec
+
+ENDLESS = 131072
+"""Longest sequence of models without positions, whose configurations name none; their state is as large for any length."""
+
+T = TypeVar("T", bound=Recurrent)
+
+
+def first_of(spec: DecoderSpec, kind: type[T]) -> T:
+    """The first recurrent mixer of this kind; a family's layers agree in geometry."""
+    mixers = (layer.mixer.recurrent if isinstance(layer.mixer, Both) else layer.mixer for layer in spec.layers)
+    return next(mixer for mixer in mixers if isinstance(mixer, kind))
+
+
+def layer_kinds(config: Config, count: int, names: Sequence[str], *keys: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The kind of each layer, as a list under one of `keys` says, each one of `names`."""
+    kinds: tuple[str, ...] = config.list(*(keys or ("layer_types",)), kind=str, default=tuple(default) if default else ())
+    unknown = sorted(set(kinds) - set(names))
+    if len(kinds) != count or unknown:
+        raise ModelError(
+            f"{config.where}: {(keys or ('layer_types',))[0]} has {len(kinds)} entries for {count} layers, of kinds"
+            f" {', '.join(sorted(set(kinds)))}; this model type knows {', '.join(names)}"
+        )
+    return kinds
+
+
+def ssd_rules(mixer: Ssd, at: str, to: str = "layers.{i}.mixer") -> tuple[Rule, ...]:
+    """Mamba 2's tensors under `at`."""
+    inner, shared = mixer.heads * mixer.head_dim, mixer.groups * mixer.state
+    parts = tuple(f"{to}.{part}.{{t}}" for part in ("z", "x", "b", "c", "step"))
+    conv = tuple(f"{to}.conv.{part}.{{t}}" for part in "xbc")
+    return (
+        Split(f"{at}.in_proj.{{t}}", parts, (inner, inner, shared, shared, mixer.heads)),
+        Split(f"{at}.conv1d.{{t}}", conv, (inner, shared, shared)),
+        *_scan_rules(at, to),
+        Rename(f"{at}.dt_bias", f"{to}.step_bias"),
+        *((Rename(f"{at}.norm.{{t}}", f"{to}.norm.{{t}}"),) if at != to else ()),
+    )
+
+
+def selective_rules(mixer: Selective, at: str, to: str = "layers.{i}.mixer") -> tuple[Rule, ...]:
+    """Mamba's tensors under `at`, and Jamba's norms."""
+    norms = (("dt", "step"), ("b", "b"), ("c", "c")) if mixer.inner_norm is not None and mixer.inner_norm.weight else ()
+    return (
+        Split(f"{at}.in_proj.{{t}}", (f"{to}.x.{{t}}", f"{to}.z.{{t}}")),
+        Rename(f"{at}.conv1d.{{t}}", f"{to}.conv.x.{{t}}"),
+        Rename(f"{at}.x_proj.{{t}}", f"{to}.latents.{{t}}"),
+        Rename(f"{at}.dt_proj.{{t}}", f"{to}.step.{{t}}"),
+        *(Rename(f"{at}.{theirs}_layernorm.{{t}}", f"{to}.{ours}_norm.{{t}}") for theirs, ours in norms),
+        *_scan_rules(at, to),
+    )
+
+
+def _scan_rules(at: str, to: str) -> tuple[Rule, ...]:
+    return (
+        Rename(f"{at}.A_log", f"{to}.a_log"),
+        Rename(f"{at}.D", f"{to}.d"),
+        Rename(f"{at}.out_proj.{{t}}", f"{to}.out.{{t}}"),
+    )
