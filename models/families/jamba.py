@@ -60,7 +60,7 @@ def _kinds(config: Config, count: int) -> tuple[str, ...]:
 def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     sparse = any(isinstance(layer.feed_forward, Moe) for layer in spec.layers)
     return (
-        Rename("model.final_layernorm.{t}", "norm.{t}"),
+        Rename("model.final_layernorm.{t}", "model.norm.{t}"),
         *llama_rules(spec.head.tied, {"input_layernorm": "mixer_in", "pre_ff_layernorm": "ff_in"}),
         Rename("layers.{i}.feed_forward.{p}_proj.{t}", "layers.{i}.ff.{p}.{t}"),
         Rename("layers.{i}.feed_forward.router.{t}", "layers.{i}.ff.router.{t}"),

@@ -51,14 +51,11 @@ _WIDE = {"w1": "gate", "w3": "up", "w2": "down"}
 
 def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     return (
-        Rename("model.embedding_norm.{t}", "norm.{t}"),
+        Rename("model.embedding_norm.{t}", "model.norm.{t}"),
         *llama_rules(spec.head.tied, {"operator_norm": "mixer_in", "ffn_norm": "ff_in"}),
         *(Rename(f"layers.{{i}}.self_attn.{p}_layernorm.{{t}}", f"layers.{{i}}.mixer.{p}_norm.{{t}}") for p in "qk"),
         Rename("layers.{i}.mixer.out.{t}", "layers.{i}.mixer.o.{t}"),
-        *(
-            Rename(f"layers.{{i}}.feed_forward.{w}.{{t}}", f"layers.{{i}}.ff.{p}.{{t}}")
-            for w, p in _WIDE.items()
-        ),
+        *(Rename(f"layers.{{i}}.feed_forward.{w}.{{t}}", f"layers.{{i}}.ff.{p}.{{t}}") for w, p in _WIDE.items()),
         *short_conv_rules(),
     )
 

@@ -19,9 +19,15 @@ from tiny_checkpoints import make
 
 DEVICES = ["reference", *(one.name for one in find_all() if one.probe.available and one.name not in INSTRUMENTS)]
 EOS, BEAMS = 2, 3
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 FAMILIES: dict[str, tuple[dict[str, Any], int]] = {
     "Llama": ({}, 16),
     "Mistral": ({"sliding_window": 20}, 12),
+    "Mamba2": ({"state_size": 6, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}, 9),
+    "Jamba": ({"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 1, "mamba_d_state": 6, **EXPERTS}, 24),
+    "Lfm2": ({"num_hidden_layers": 3, "full_attn_idxs": [1], "block_multiple_of": 16}, 20),
+    "Qwen3Next": ({"num_hidden_layers": 4, "head_dim": 16, "moe_intermediate_size": 24, **DELTA, **EXPERTS}, 20),
     "Gemma3": ({"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7, "sliding_window": 16, "head_dim": 8}, 60),
 }
 

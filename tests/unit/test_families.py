@@ -37,6 +37,10 @@ LATENT = {"kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 16, "qk_rop
 DEEP_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}
 DIRECT = {**LATENT, "q_lora_rank": None, "attention_bias": True}
 SPARSE = {**LATENT, **GROUPED}
+DELTA = {
+    "num_hidden_layers": 4, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}  # fmt: skip
 MIXED = ["full_attention", "sliding_attention"]
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 
@@ -155,6 +159,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "no_rope_layers": [1, 0, 1, 0],
         },
     ),
+    "mamba": ("Mamba", {"state_size": 6, "time_step_rank": 3, "conv_kernel": 3, "use_bias": True}),
+    "falcon_mamba": ("FalconMamba", {"state_size": 6, "time_step_rank": 3, "tie_word_embeddings": False}),
+    "mamba2": ("Mamba2", {"state_size": 6, "num_heads": 8, "head_dim": 8, "n_groups": 2, "time_step_limit": [0.01, 0.9], "chunk_size": 8}),
+    "jamba": (
+        "Jamba",
+        {"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 1, "num_experts": 4, "mamba_d_state": 6, "mamba_dt_rank": 3},
+    ),
+    "lfm2": ("Lfm2", {"num_hidden_layers": 3, "full_attn_idxs": [1], "conv_L_cache": 4, "conv_bias": True, "block_multiple_of": 16}),
+    "qwen3_next": ("Qwen3Next", {**EXPERTS, **DELTA, "shared_expert_intermediate_size": 20, "mlp_only_layers": [1]}),
+    "qwen3_next_wide_values": ("Qwen3Next", {**EXPERTS, **DELTA, "linear_value_head_dim": 10, "attention_bias": True}),
     "minimax_m2": ("MiniMaxM2", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
