@@ -190,7 +190,8 @@ class Builder:
         return adapted
 
     def experts(self, path: str, facts: MoeMlpFacts, experts: Span, hidden: Span) -> tuple[KernelRun, Any]:
-        sizes = {"gate": (hidden.total, facts.width), "up": (hidden.total, facts.width), "down": (facts.width, hidden.total)}
+        wide = dict.fromkeys(("gate", "up") if facts.gated else ("up",), (hidden.total, facts.width))
+        sizes = {**wide, "down": (facts.width, hidden.total)}
         for name, shape in sizes.items():
             self._want(f"{path}.{name}.weight", (experts.total, *shape), "expert", formatted=True)
             if facts.bias:

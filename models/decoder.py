@@ -20,7 +20,7 @@ from pagoda.models.builder import Builder
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
 from pagoda.models.parallel.shard import Span
 from pagoda.models.rope import Rope, RopeTable
-from pagoda.models.spec import MLA, Attention, Both, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Residual
+from pagoda.models.spec import MLA, Attention, Both, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Normed, Residual
 from pagoda.ops.attention import PagedBatch
 
 
@@ -47,6 +47,10 @@ class Stream:
     def add(self, x: torch.Tensor) -> None:
         self._pending = x if self._pending is None else self._pending + x
 
+    def restart(self, x: torch.Tensor) -> None:
+        """The stream is `x` from here on."""
+        self._total, self._pending = x, None
+
     def snapshot(self) -> torch.Tensor:
         """A copy of the stream as it is now."""
         return self._total.clone() if self._pending is None else self._total + self._pending
@@ -57,7 +61,7 @@ class LayerBlock:
 
     def __init__(self, build: Builder, path: str, spec: Layer, width: int) -> None:
         self._scale = spec.scale
-        self._parallel = spec.residual is Residual.PARALLEL
+        self._residual = spec.residual
         self._communicator = build.communicator
         self.mixer = mixer_block(build, f"{path}.mixer", spec.mixer, width)
         self.feed_forward = _feed_forward(build, f"{path}.ff", spec.feed_forward, width)
@@ -66,13 +70,25 @@ class LayerBlock:
         )
 
     def __call__(self, stream: Stream, step: Step) -> None:
-        if self._parallel:
-            self._side_by_side(stream, step)
+        if self._residual is not Residual.SEQUENTIAL:
+            self._otherwise(stream, step)
             return
         if self.mixer is not None:
             stream.add(self._finish(self.mixer(stream.read(self._mixer_in), step), self._mixer_out))
         if self.feed_forward is not None:
             stream.add(self._finish(self.feed_forward(stream.read(self._ff_in), step), self._ff_out))
+
+    def _otherwise(self, stream: Stream, step: Step) -> None:
+        if not isinstance(self._residual, Normed):
+            self._side_by_side(stream, step)
+            return
+        sublayers = ((self.mixer, self._mixer_in, self._residual.mixer), (self.feed_forward, self._ff_in, self._residual.feed_forward))
+        for block, norm, (keep, add) in sublayers:
+            assert block is not None
+            x = stream.read(norm)
+            out = self._finish(block(x, step), None) * add
+            stream.restart(x * keep)
+            stream.add(out)
 
     def _side_by_side(self, stream: Stream, step: Step) -> None:
         x = stream.read(self._mixer_in)

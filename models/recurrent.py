@@ -106,6 +106,34 @@ class GatedDelta:
 
 
 @dataclass(frozen=True)
+class KimiDelta:
+    """Kimi's delta rule (arXiv:2510.26692): each of `dim` key channels of a head decays by itself; decay and gate come through latents
+    as wide as a head. `dim` is that of values too."""
+
+    heads: int
+    dim: int
+    conv: Conv
+    norm: GatedNorm
+
+    @property
+    def numbers(self) -> int:
+        return 12 * self.heads * self.dim
+
+
+@dataclass(frozen=True)
+class Lightning:
+    """Linear attention whose heads decay at fixed rates (arXiv:2501.08313): `rates` per head; q, k and v go through silu."""
+
+    rates: tuple[float, ...]
+    head_dim: int
+    norm: GatedNorm
+
+    @property
+    def numbers(self) -> int:
+        return 8 * len(self.rates) * self.head_dim
+
+
+@dataclass(frozen=True)
 class ShortConv:
     """A gated convolution over the layer's width (LFM 2): `out(c · conv(b · x))`."""
 
@@ -118,4 +146,4 @@ class ShortConv:
         return 5 * self.width
 
 
-Recurrent = Selective | Ssd | GatedDelta | ShortConv
+Recurrent = Selective | Ssd | GatedDelta | KimiDelta | Lightning | ShortConv

@@ -127,7 +127,10 @@ class Xielu:
 
 @dataclass(frozen=True)
 class Mlp:
-    """A dense feed-forward: gated (`down(act(gate) · up)`) or plain (`down(act(up))`). `limit` clamps gate and up before use."""
+    """A dense feed-forward: gated (`down(act(gate) · up)`) or plain (`down(act(up))`). `limit` clamps gate and up before use.
+
+    `gate_scale` multiplies the gate before its activation, `scale` the output.
+    """
 
     hidden: int
     activation: str | Xielu
@@ -135,6 +138,8 @@ class Mlp:
     up_bias: bool = False
     down_bias: bool = False
     limit: float | None = None
+    gate_scale: float = 1.0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,7 @@ class ClampedSwiglu:
 class Moe:
     """Routed experts, `top_k` of `experts` per token; `shared` runs for every token, its output gated by a sigmoid where `shared_gate`.
 
-    `bias`: experts have biases. `scale_input`: weights multiply the input instead of the output.
+    `bias`: experts have biases. `gated`: they are gated, or plain. `scale_input`: weights multiply the input instead of the output.
     """
 
     experts: int
@@ -176,6 +181,7 @@ class Moe:
     shared_gate: bool = False
     bias: bool = False
     scale_input: bool = False
+    gated: bool = True
 
 
 class Residual(Enum):
@@ -187,6 +193,14 @@ class Residual(Enum):
 
     SEQUENTIAL = "sequential"
     PARALLEL = "parallel"
+
+
+@dataclass(frozen=True)
+class Normed:
+    """Each sublayer adds its output to what it read, normed, and not to the stream as it was: `keep` · normed + `add` · output."""
+
+    mixer: tuple[float, float]
+    feed_forward: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -211,7 +225,7 @@ class Layer:
     mixer_out: Norm | None = None
     ff_in: Norm | None = None
     ff_out: Norm | None = None
-    residual: Residual = Residual.SEQUENTIAL
+    residual: Residual | Normed = Residual.SEQUENTIAL
     scale: float = 1.0
 
 

@@ -12,7 +12,7 @@ from pagoda.models.blocks.paged import Step
 from pagoda.models.blocks.state import ConvBlock, GatedNormBlock, StateMixer
 from pagoda.models.builder import Builder
 from pagoda.models.parallel.shard import Span
-from pagoda.models.recurrent import GatedDelta
+from pagoda.models.recurrent import GatedDelta, KimiDelta
 from pagoda.ops.delta import DeltaFacts
 
 
@@ -54,3 +54,39 @@ class GatedDeltaBlock(StateMixer):
         v = v.unflatten(-1, (-1, self.spec.v_dim))
         y = self._rule(q * self.spec.k_dim**-0.5, k, v, log_decay, beta, state, batch)
         return self._out(self._norm(y.flatten(1), gate), step.adapters)
+
+
+class KimiDeltaBlock(StateMixer):
+    """One layer's delta rule with a decay per channel (Kimi Linear)."""
+
+    def __init__(self, build: Builder, path: str, spec: KimiDelta, width: int) -> None:
+        self.spec = spec
+        heads, whole, latent = build.shard.split(spec.heads, "heads of the delta rule"), Span.whole(width), Span.whole(spec.dim)
+        own = heads.times(spec.dim)
+        self._sizes = [3 * len(own), len(heads)]
+        mixed = {"query": own, "key": own, "value": own}
+        self._in = build.linear(path, {**mixed, "beta": heads}, whole, "column")
+        self._latents = build.linear(path, {"decay_down": latent, "gate_down": latent}, whole, "replicated")
+        self._decay = build.linear(path, {"decay": own}, latent, "column")
+        self._gate = build.linear(path, {"gate": own}, latent, "column")
+        self._conv = ConvBlock(build, f"{path}.conv", spec.conv, mixed)
+        self._step_bias = build.tensor(f"{path}.step_bias", (own,), "heads", "float32")
+        one = Span.whole(1)
+        self._a = build.tensor(f"{path}.a_log", (one, one, heads, one), "heads", "float32", lambda x: negative_exp(x).flatten())
+        self._norm = GatedNormBlock(build, f"{path}.norm", spec.norm, own)
+        self._out = build.linear(path, {"out": whole}, own, "row")
+        kernel = build.kernel("gated_delta_rule", DeltaFacts(build.numerics.dtype, len(heads), len(heads), spec.dim, spec.dim, True))
+        self._rule: Any = kernel.run if build.loading else None
+        super().__init__(self._conv.part, StatePart((len(heads), spec.dim, spec.dim), "float32"))
+
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
+        (inputs, state), batch = self.state(step)
+        decay, gate = (latent.contiguous() for latent in self._latents(x, step.adapters).chunk(2, dim=-1))
+        mixed, beta = self._in(x, step.adapters).split(self._sizes, dim=-1)
+        q, k, v = (t.unflatten(-1, (-1, self.spec.dim)) for t in self._conv(mixed.contiguous(), inputs, batch).chunk(3, dim=-1))
+        steps = F.softplus(self._decay(decay, step.adapters).float() + self._step_bias).unflatten(-1, (-1, self.spec.dim))
+        log_decay = steps * self._a[:, None]  # type: ignore[index]
+        q = unit_length(q) * self.spec.dim**-0.5
+        y = self._rule(q, unit_length(k), v, log_decay, torch.sigmoid(beta.float()), state, batch)
+        return self._out(self._norm(y.flatten(1), self._gate(gate, step.adapters)), step.adapters)

@@ -23,6 +23,7 @@ class MlpBlock:
         self._up = build.linear(path, parts, whole, "column", spec.up_bias)
         self._down = build.linear(path, {"down": whole}, hidden, "row", spec.down_bias)
         self._act: Any = self._activation(build, path, spec)
+        self._gate_scale, self._scale, self._hidden = spec.gate_scale, spec.scale, len(hidden)
 
     def _activation(self, build: Builder, path: str, spec: Mlp) -> Any:
         if isinstance(spec.activation, Xielu):
@@ -33,7 +34,11 @@ class MlpBlock:
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of `[T, width]`, to be summed over ranks."""
-        return self._down(self._act(self._up(x, step.adapters)), step.adapters)
+        wide = self._up(x, step.adapters)
+        if self._gate_scale != 1.0:
+            wide = torch.cat([wide[:, : self._hidden] * self._gate_scale, wide[:, self._hidden :]], dim=-1)
+        out = self._down(self._act(wide), step.adapters)
+        return out if self._scale == 1.0 else out * self._scale
 
 
 class MoeBlock:
@@ -65,6 +70,7 @@ class MoeBlock:
             first=experts.part.start,
             local=len(experts),
             scale_input=spec.scale_input,
+            gated=spec.gated,
         )
         run, self._packed = build.experts(f"{path}.experts", mlp, experts, hidden)
         self._shared = MlpBlock(build, f"{path}.shared", spec.shared, width) if spec.shared else None

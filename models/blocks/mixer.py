@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import torch
 from pagoda.models.blocks.attention import AttentionBlock
-from pagoda.models.blocks.delta import GatedDeltaBlock
+from pagoda.models.blocks.delta import GatedDeltaBlock, KimiDeltaBlock
+from pagoda.models.blocks.lightning import LightningBlock
 from pagoda.models.blocks.mamba import SelectiveBlock, SsdBlock
 from pagoda.models.blocks.mla import MlaBlock
 from pagoda.models.blocks.paged import Step
 from pagoda.models.blocks.short_conv import ShortConvBlock
 from pagoda.models.builder import Builder
-from pagoda.models.recurrent import GatedDelta, Recurrent, Selective, ShortConv, Ssd
+from pagoda.models.recurrent import GatedDelta, KimiDelta, Lightning, Recurrent, Selective, ShortConv, Ssd
 from pagoda.models.spec import MLA, Attention, Both, Mixer
 
-RecurrentBlock = SelectiveBlock | SsdBlock | GatedDeltaBlock | ShortConvBlock
+RecurrentBlock = SelectiveBlock | SsdBlock | GatedDeltaBlock | KimiDeltaBlock | LightningBlock | ShortConvBlock
 
 
 class BothBlock:
@@ -55,5 +56,9 @@ def recurrent_block(build: Builder, path: str, spec: Recurrent, width: int) -> R
             return SsdBlock(build, path, spec, width)
         case GatedDelta():
             return GatedDeltaBlock(build, path, spec, width)
+        case KimiDelta():
+            return KimiDeltaBlock(build, path, spec, width)
+        case Lightning():
+            return LightningBlock(build, path, spec, width)
         case ShortConv():
             return ShortConvBlock(build, path, spec, width)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pagoda.models.checkpoint import Rename, Rule, Split
 from pagoda.models.config import Config
-from pagoda.models.families.common import Heads, llama_rules, max_positions, rope
+from pagoda.models.families.common import Heads, listed_experts, llama_rules, max_positions, rope
 from pagoda.models.families.recurrent_common import layer_kinds
 from pagoda.models.family import Family
 from pagoda.models.recurrent import Conv, ShortConv
-from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Norm, QkNorm
+from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Norm, QkNorm, Router
 
 
 def lfm2(config: Config) -> DecoderSpec:
+    return _spec(config, _hidden(config))
+
+
+def _spec(config: Config, hidden: int) -> DecoderSpec:
     width, count = config.integer("hidden_size"), config.integer("num_hidden_layers")
     heads, norm = Heads.read(config, width), Norm("rms", config.number("norm_eps", "block_norm_eps", default=1e-5))
     position = rope(config, heads.head_dim, theta=1000000.0)
     attention = Attention(heads.heads, heads.kv_heads, heads.head_dim, heads.head_dim**-0.5, position, qk_norm=QkNorm(norm))
     bias = config.flag("conv_bias", default=False)
     conv = ShortConv(Conv(config.integer("conv_L_cache", default=3), bias), bias, width)
-    mlp = Mlp(_hidden(config), "silu")
+    mlp = Mlp(hidden, "silu")
     attending = config.list("full_attn_idxs", kind=int, default=tuple(range(count)))
     default = ["full_attention" if i in attending else "conv" for i in range(count)]
     kinds = layer_kinds(config, count, ("conv", "full_attention"), default=default)
@@ -33,6 +39,19 @@ def lfm2(config: Config) -> DecoderSpec:
         head=Head(tied=config.flag("tie_word_embeddings", "tie_embedding", default=True)),
         max_positions=max_positions(config, position.scaling),
     )
+
+
+def lfm2_moe(config: Config) -> DecoderSpec:
+    dense, plain = config.integer("num_dense_layers", default=0), _spec(config, config.integer("intermediate_size"))
+    router = Router(
+        "sigmoid",
+        config.flag("norm_topk_prob", default=True),
+        correction=config.flag("use_expert_bias", default=True),
+        scale=config.number("routed_scaling_factor", default=1.0),
+    )
+    moe = Moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), config.integer("moe_intermediate_size"), router)
+    layers = tuple(layer if i < dense else replace(layer, feed_forward=moe) for i, layer in enumerate(plain.layers))
+    return replace(plain, layers=layers)
 
 
 def _hidden(config: Config) -> int:
@@ -68,4 +87,14 @@ def short_conv_rules() -> tuple[Rule, ...]:
     )
 
 
+def moe_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return (
+        *rules(spec),
+        Rename("layers.{i}.feed_forward.expert_bias", "layers.{i}.ff.correction"),
+        Rename("layers.{i}.feed_forward.gate.{t}", "layers.{i}.ff.router.{t}"),
+        *listed_experts(spec, "feed_forward", _WIDE),
+    )
+
+
+LFM2_MOE = Family("lfm2_moe", ("Lfm2MoeForCausalLM",), ("lfm2_moe",), lfm2_moe, moe_rules)
 LFM2 = Family("lfm2", ("Lfm2ForCausalLM",), ("lfm2",), lfm2, rules)

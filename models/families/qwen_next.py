@@ -128,4 +128,30 @@ def delta_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     )
 
 
+def qwen3_5(config: Config) -> DecoderSpec:
+    """Qwen 3.5's text model; positions with sections for media are plain ones in text."""
+    turned = config.child("rope_parameters")
+    if turned is not None:
+        turned.ignore("mrope_section", "mrope_interleaved")
+    config.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "attn_output_gate", "mlp_only_layers", "output_gate_type")
+    config.require("mamba_ssm_dtype", "float32", default="float32")
+    return qwen3_next(config)
+
+
+def apart_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    """Qwen 3.5: q, k, v in one tensor, gate, beta and step in their own."""
+    delta, at, to = first_of(spec, GatedDelta), "layers.{i}.linear_attn", "layers.{i}.mixer"
+    keys, values = delta.k_heads * delta.k_dim, delta.heads * delta.v_dim
+    return (
+        *llama_rules(spec.head.tied),
+        *gated_q(spec),
+        *sparse_rules(spec),
+        Split(f"{at}.in_proj_qkv.{{t}}", tuple(f"{to}.{part}.{{t}}" for part in ("query", "key", "value")), (keys, keys, values)),
+        *(Rename(f"{at}.in_proj_{theirs}.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in (("z", "z"), ("b", "beta"), ("a", "step"))),
+        *delta_rules(spec),
+    )
+
+
+QWEN3_5 = Family("qwen3_5", ("Qwen3_5ForCausalLM",), ("qwen3_5_text",), qwen3_5, apart_rules)
+QWEN3_5_MOE = Family("qwen3_5_moe", ("Qwen3_5MoeForCausalLM",), ("qwen3_5_moe_text",), qwen3_5, apart_rules)
 QWEN3_NEXT = Family("qwen3_next", ("Qwen3NextForCausalLM",), ("qwen3_next",), qwen3_next, rules)

@@ -24,7 +24,7 @@ DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_hea
 FAMILIES: dict[str, tuple[dict[str, Any], int]] = {
     "Llama": ({}, 16),
     "Mistral": ({"sliding_window": 20}, 12),
-    "Mamba2": ({"state_size": 6, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}, 9),
+    "Mamba2": ({"state_size": 6, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}, 6),
     "Jamba": ({"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 1, "mamba_d_state": 6, **EXPERTS}, 24),
     "Lfm2": ({"num_hidden_layers": 3, "full_attn_idxs": [1], "block_multiple_of": 16}, 20),
     "Qwen3Next": ({"num_hidden_layers": 4, "head_dim": 16, "moe_intermediate_size": 24, **DELTA, **EXPERTS}, 20),

@@ -41,6 +41,27 @@ DELTA = {
     "num_hidden_layers": 4, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }  # fmt: skip
+KIMI = {
+    "q_lora_rank": None, "linear_num_heads": 4, "linear_head_dim": 8, "num_experts": 4, "num_experts_per_token": 2,
+    "moe_intermediate_size": 24, "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"],
+    "routed_scaling_factor": 1.7,
+}  # fmt: skip
+STATES = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 6, "mamba_n_groups": 2, "mamba_chunk_size": 8}
+GRANITE_HYBRID = {
+    "layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4, "num_experts_per_tok": 2, "residual_multiplier": 0.8,
+    "shared_intermediate_size": 24, "embedding_multiplier": 1.5, "attention_multiplier": 0.3, "logits_scaling": 2.0,
+    "position_embedding_type": "rope",
+}  # fmt: skip
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2,
+    "ssm_state_size": 6, "chunk_size": 8, "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 20, "routed_scaling_factor": 1.7,
+}  # fmt: skip
+MULTIPLIERS = {
+    "attention_in_multiplier": 0.9, "attention_out_multiplier": 1.1, "key_multiplier": 0.8, "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.7, "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7], "mlp_multipliers": [0.8, 1.3], "embedding_multiplier": 1.5,
+    "lm_head_multiplier": 0.5,
+}  # fmt: skip
 MIXED = ["full_attention", "sliding_attention"]
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 
@@ -169,6 +190,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", {"num_hidden_layers": 3, "full_attn_idxs": [1], "conv_L_cache": 4, "conv_bias": True, "block_multiple_of": 16}),
     "qwen3_next": ("Qwen3Next", {**EXPERTS, **DELTA, "shared_expert_intermediate_size": 20, "mlp_only_layers": [1]}),
     "qwen3_next_wide_values": ("Qwen3Next", {**EXPERTS, **DELTA, "linear_value_head_dim": 10, "attention_bias": True}),
+    "qwen3_5": ("Qwen3_5", {**DELTA, "tie_word_embeddings": True}),
+    "qwen3_5_moe": ("Qwen3_5Moe", {**EXPERTS, **DELTA, "shared_expert_intermediate_size": 20}),
+    "olmo_hybrid": ("OlmoHybrid", {**{k: v for k, v in DELTA.items() if k != "head_dim"}, "linear_value_head_dim": 12}),
+    "kimi_linear": ("KimiLinear", {**LATENT, **KIMI}),
+    "lfm2_moe": ("Lfm2Moe", {**EXPERTS, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]}),
+    "minimax": ("MiniMax", {"num_local_experts": 4, "num_experts_per_tok": 2, "mlp_alpha_factor": 1.3, "full_attn_beta_factor": 0.7}),
+    "bamba": ("Bamba", {**STATES, "attn_layer_indices": [1]}),
+    "granite_hybrid": ("GraniteMoeHybrid", {**STATES, **GRANITE_HYBRID}),
+    "nemotron_h": ("NemotronH", NEMOTRON),
+    "falcon_h1": ("FalconH1", {**STATES, **MULTIPLIERS, "mamba_d_ssm": 64}),
+    "falcon_h1_normed": ("FalconH1", {**STATES, "mamba_d_ssm": 64, "mamba_rms_norm": True, "mamba_norm_before_gate": False}),
     "minimax_m2": ("MiniMaxM2", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 

@@ -1,0 +1,174 @@
+"""Delta rules beside attention: OLMo hybrid (Qwen3-Next's, projections apart), Kimi Linear (a decay per channel, latent attention)."""
+
+from __future__ import annotations
+
+from pagoda.models.checkpoint import Rename, Rule
+from pagoda.models.config import Config
+from pagoda.models.families.common import Heads, activation, listed_experts, llama_rules, max_positions, rms, rope
+from pagoda.models.families.qwen_next import FULL, LINEAR
+from pagoda.models.families.recurrent_common import layer_kinds
+from pagoda.models.family import Family
+from pagoda.models.recurrent import Conv, GatedDelta, GatedNorm, KimiDelta
+from pagoda.models.spec import MLA, Attention, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Norm, QkNorm, Router
+
+
+def olmo_hybrid(config: Config) -> DecoderSpec:
+    width, count, norm = config.integer("hidden_size"), config.integer("num_hidden_layers"), rms(config)
+    heads, bias = Heads.read(config, width), config.flag("attention_bias", default=False)
+    turned = config.child("rope_parameters")
+    position = rope(config, heads.head_dim) if turned is not None and turned.has("rope_theta") else None
+    attention = Attention(
+        heads.heads,
+        heads.kv_heads,
+        heads.head_dim,
+        heads.head_dim**-0.5,
+        position,
+        qk_norm=QkNorm(norm, "full"),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    mlp = Mlp(config.integer("intermediate_size"), activation(config, "hidden_act"))
+    v_heads = config.integer("linear_num_value_heads", default=heads.heads)
+    delta = GatedDelta(
+        v_heads,
+        config.integer("linear_num_key_heads", default=heads.heads),
+        config.integer("linear_key_head_dim"),
+        config.integer("linear_value_head_dim"),
+        Conv(config.integer("linear_conv_kernel_dim", default=4)),
+        GatedNorm(Norm("rms", 1e-5), v_heads, shared=True),
+        double_beta=config.flag("linear_allow_neg_eigval", default=True),
+    )
+    config.ignore("linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor", "linear_dt_max", "linear_dt_min", "linear_use_gate")
+    kinds = layer_kinds(config, count, (LINEAR, FULL))
+    made = {LINEAR: Layer(delta, mlp, mixer_in=norm, ff_in=norm), FULL: Layer(attention, mlp, mixer_out=norm, ff_out=norm)}
+    return DecoderSpec(
+        vocab=config.integer("vocab_size"),
+        width=width,
+        layers=tuple(made[kind] for kind in kinds),
+        norm=norm,
+        embed=Embed(),
+        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
+        max_positions=max_positions(config, position.scaling if position else None),
+    )
+
+
+def olmo_hybrid_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    names: list[Rule] = []
+    for i, layer in enumerate(spec.layers):
+        at, delta = f"model.layers.{i}", isinstance(layer.mixer, GatedDelta)
+        slots = {"attention_layer_norm": "mixer_in", "feedforward_layer_norm": "ff_in"}
+        if not delta:
+            slots = {"feedforward_layer_norm": "mixer_out", "post_feedforward_layernorm": "ff_out"}
+        names += [Rename(f"{at}.{theirs}.{{t}}", f"layers.{i}.{ours}.{{t}}") for theirs, ours in slots.items()]
+    return (*names, *_apart("layers.{i}.linear_attn"), *llama_rules(spec.head.tied, {}))
+
+
+def _apart(at: str) -> tuple[Rule, ...]:
+    """The delta rule's tensors, each projection and convolution by itself."""
+    at, to = f"model.{at}", "layers.{i}.mixer"
+    names = {"q": "query", "k": "key", "v": "value", "b": "beta", "a": "step", "g": "z", "o": "out"}
+    return (
+        *(Rename(f"{at}.{theirs}_proj.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in names.items()),
+        *(Rename(f"{at}.{theirs}_conv1d.{{t}}", f"{to}.conv.{names[theirs]}.{{t}}") for theirs in "qkv"),
+        Rename(f"{at}.A_log", f"{to}.a_log"),
+        Rename(f"{at}.dt_bias", f"{to}.step_bias"),
+        Rename(f"{at}.o_norm.{{t}}", f"{to}.norm.{{t}}"),
+    )
+
+
+def kimi_linear(config: Config) -> DecoderSpec:
+    width, count, norm = config.integer("hidden_size"), config.integer("num_hidden_layers"), rms(config, 1e-5)
+    heads, nope, rest = config.integer("num_attention_heads"), config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+    bias = config.flag("attention_bias", default=False)
+    mla = MLA(
+        heads,
+        config.integer("q_lora_rank", default=None),
+        config.integer("kv_lora_rank"),
+        nope,
+        rest,
+        config.integer("v_head_dim"),
+        (nope + rest) ** -0.5,
+        None,
+        Norm("rms", 1e-6),
+        down_bias=bias,
+        out_bias=bias,
+    )
+    delta_heads, dim = config.integer("linear_num_heads"), config.integer("linear_head_dim")
+    conv = Conv(config.integer("linear_conv_kernel_dim", default=4))
+    delta = KimiDelta(delta_heads, dim, conv, GatedNorm(norm, delta_heads, "sigmoid", shared=True))
+    config.ignore("head_dim", "qk_head_dim", "num_key_value_heads", "pretraining_tp", "rope_parameters", "rope_theta")
+    mixers = {LINEAR: delta, FULL: mla}
+    kinds, ff = layer_kinds(config, count, (LINEAR, FULL)), _kimi_ff(config, count)
+    return DecoderSpec(
+        vocab=config.integer("vocab_size"),
+        width=width,
+        layers=tuple(Layer(mixers[kind], ff[i], mixer_in=norm, ff_in=norm) for i, kind in enumerate(kinds)),
+        norm=norm,
+        embed=Embed(),
+        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
+        max_positions=config.integer("model_max_length", "max_position_embeddings", default=131072),
+    )
+
+
+def _kimi_ff(config: Config, count: int) -> list[Mlp | Moe]:
+    act = activation(config, "hidden_act")
+    router = Router(
+        "sigmoid",
+        config.flag("moe_renormalize", "norm_topk_prob", default=True),
+        config.integer("num_expert_group", "n_group", default=1),
+        config.integer("topk_group", default=1),
+        "top2",
+        correction=True,
+        scale=config.number("routed_scaling_factor", default=1.0),
+    )
+    hidden = config.integer("moe_intermediate_size")
+    shared = Mlp(hidden * config.integer("num_shared_experts", "n_shared_experts", default=1), act)
+    top_k = config.integer("num_experts_per_token", "num_experts_per_tok")
+    moe = Moe(config.integer("num_experts"), top_k, hidden, router, act, shared)
+    mlp = Mlp(config.integer("intermediate_size"), act)
+    kinds = layer_kinds(config, count, ("dense", "sparse"), "mlp_layer_types")
+    return [moe if kind == "sparse" else mlp for kind in kinds]
+
+
+def kimi_linear_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    names: list[Rule] = []
+    for i, layer in enumerate(spec.layers):
+        names += _kimi_delta(i) if isinstance(layer.mixer, KimiDelta) else _kimi_latent(i, layer.mixer)
+        if isinstance(layer.feed_forward, Mlp):
+            names.append(Rename(f"model.layers.{i}.block_sparse_moe.{{p}}_proj.{{t}}", f"layers.{i}.ff.{{p}}.{{t}}"))
+    block = "layers.{i}.block_sparse_moe"
+    return (
+        *names,
+        *llama_rules(spec.head.tied),
+        Rename(f"{block}.gate.e_score_correction_bias", "layers.{i}.ff.correction"),
+        Rename(f"{block}.gate.{{t}}", "layers.{i}.ff.router.{t}"),
+        Rename(f"{block}.shared_experts.{{p}}_proj.{{t}}", "layers.{i}.ff.shared.{p}.{t}"),
+        *listed_experts(spec, "block_sparse_moe", {"w1": "gate", "w3": "up", "w2": "down"}),
+    )
+
+
+def _kimi_delta(i: int) -> list[Rule]:
+    at, to = f"model.layers.{i}.self_attn", f"layers.{i}.mixer"
+    names = {"q": "query", "k": "key", "v": "value"}
+    projections = {**names, "b": "beta", "f_a": "decay_down", "f_b": "decay", "g_a": "gate_down", "g_b": "gate", "o": "out"}
+    return [
+        *(Rename(f"{at}.{theirs}_proj.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in projections.items()),
+        *(Rename(f"{at}.{theirs}_conv1d.{{t}}", f"{to}.conv.{ours}.{{t}}") for theirs, ours in names.items()),
+        Rename(f"{at}.A_log", f"{to}.a_log"),
+        Rename(f"{at}.dt_bias", f"{to}.step_bias"),
+        Rename(f"{at}.o_norm.{{t}}", f"{to}.norm.{{t}}"),
+    ]
+
+
+def _kimi_latent(i: int, mixer: object) -> list[Rule]:
+    at, to = f"model.layers.{i}.self_attn", f"layers.{i}.mixer"
+    names = {"kv_a_proj_with_mqa": "kv_down", "kv_a_layernorm": "kv_norm", "kv_b_proj": "kv", "o_proj": "o"}
+    ranked = {"q_a_proj": "q_down", "q_a_layernorm": "q_norm", "q_b_proj": "q"}
+    names |= ranked if isinstance(mixer, MLA) and mixer.q_rank else {"q_proj": "q"}
+    return [Rename(f"{at}.{theirs}.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in names.items()]
+
+
+DELTA_KIN = (
+    Family("olmo_hybrid", ("OlmoHybridForCausalLM",), ("olmo_hybrid",), olmo_hybrid, olmo_hybrid_rules),
+    Family("kimi_linear", ("KimiLinearForCausalLM",), ("kimi_linear",), kimi_linear, kimi_linear_rules),
+)

@@ -1,0 +1,263 @@
+"""Mamba 2 beside attention: Bamba, Granite 4 (hybrid), Nemotron-H, Falcon-H1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pagoda.hal.errors import ModelError
+from pagoda.models.checkpoint import Rename, Rule, Split
+from pagoda.models.config import Config
+from pagoda.models.families.common import PROJECTIONS, Heads, activation, listed_experts, llama_rules, max_positions, rms, rope
+from pagoda.models.families.mamba import step_limits
+from pagoda.models.families.recurrent_common import ENDLESS, first_of, layer_kinds, ssd_rules
+from pagoda.models.family import Family
+from pagoda.models.recurrent import Conv, GatedNorm, Ssd
+from pagoda.models.rope import Rope
+from pagoda.models.spec import Attention, Both, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Norm, Router
+
+LINEAR, FULL = "linear_attention", "full_attention"
+
+
+def _ssd(config: Config, width: int, norm_groups: int) -> Ssd:
+    """The mixer as Bamba and its kin spell it."""
+    heads, groups = config.integer("mamba_n_heads"), config.integer("mamba_n_groups", default=1)
+    head_dim = config.values.get("mamba_d_head")
+    inner = config.integer("mamba_d_ssm", default=config.integer("mamba_expand", default=2) * width)
+    config.ignore(
+        "mamba_d_head", "mamba_expand", "mamba_chunk_size", "time_step_min", "time_step_max", "time_step_floor", "num_logits_to_keep"
+    )
+    return Ssd(
+        heads,
+        head_dim if isinstance(head_dim, int) else inner // heads,
+        groups,
+        config.integer("mamba_d_state"),
+        Conv(config.integer("mamba_d_conv", default=4), config.flag("mamba_conv_bias", default=True)),
+        GatedNorm(rms(config), norm_groups, gate_first=True),
+        step_limits(config),
+        config.flag("mamba_proj_bias", default=False),
+    )
+
+
+def _attention(config: Config, width: int, position: Rope | None) -> Attention:
+    heads, bias = Heads.read(config, width), config.flag("attention_bias", default=False)
+    return Attention(heads.heads, heads.kv_heads, heads.head_dim, heads.head_dim**-0.5, position, qkv_bias=bias, out_bias=bias)
+
+
+def _spec(config: Config, width: int, layers: tuple[Layer, ...], norm: Norm) -> DecoderSpec:
+    return DecoderSpec(
+        vocab=config.integer("vocab_size"),
+        width=width,
+        layers=layers,
+        norm=norm,
+        embed=Embed(),
+        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
+        max_positions=config.integer("max_position_embeddings", default=ENDLESS),
+    )
+
+
+def bamba(config: Config) -> DecoderSpec:
+    width, count, norm = config.integer("hidden_size"), config.integer("num_hidden_layers"), rms(config)
+    bias = config.flag("mlp_bias", default=False)
+    mlp = Mlp(config.integer("intermediate_size"), activation(config, "hidden_act"), up_bias=bias, down_bias=bias)
+    position = rope(config, Heads.read(config, width).head_dim)
+    mixers = {LINEAR: _ssd(config, width, 1), FULL: _attention(config, width, position)}
+    attending = config.list("attn_layer_indices", kind=int, default=())
+    config.ignore("z_loss_coefficient", "attn_rotary_emb")
+    kinds = layer_kinds(config, count, (LINEAR, FULL), default=[FULL if i in attending else LINEAR for i in range(count)])
+    return _spec(config, width, tuple(Layer(mixers[kind], mlp, mixer_in=norm, ff_in=norm) for kind in kinds), norm)
+
+
+def granite_hybrid(config: Config) -> DecoderSpec:
+    width, count, norm = config.integer("hidden_size"), config.integer("num_hidden_layers"), rms(config)
+    act, scale = activation(config, "hidden_act"), config.number("residual_multiplier", default=1.0)
+    position = rope(config, Heads.read(config, width).head_dim)
+    turns = config.text("position_embedding_type", default=None) == "rope"
+    attention = _attention(config, width, position if turns else None)
+    attention = replace(attention, scale=config.number("attention_multiplier", default=1.0))
+    experts, shared = config.integer("num_local_experts", default=0), Mlp(config.integer("shared_intermediate_size"), act)
+    hidden, top_k = config.integer("intermediate_size"), config.integer("num_experts_per_tok", default=0)
+    moe = Moe(experts, top_k, hidden, Router("softmax_after"), act, shared) if experts else shared
+    mixers = {LINEAR: _ssd(config, width, 1), FULL: attention}
+    kinds = [_granite_kind(kind) for kind in config.list("layer_types", "layers_block_type", kind=str)]
+    if len(kinds) != count:
+        raise ModelError(f"{config.where}: layer_types has {len(kinds)} entries for {count} layers")
+    layers = tuple(Layer(mixers[kind], moe, mixer_in=norm, ff_in=norm, scale=scale) for kind in kinds)
+    plain = _spec(config, width, layers, norm)
+    head = replace(plain.head, scale=1 / config.number("logits_scaling", default=1.0))
+    return replace(plain, embed=Embed(scale=config.number("embedding_multiplier", default=1.0)), head=head)
+
+
+def _granite_kind(kind: str) -> str:
+    kinds = {"mamba": LINEAR, "attention": FULL, LINEAR: LINEAR, FULL: FULL}
+    if kind not in kinds:
+        raise ModelError(f"config.json: a layer of kind {kind}; this model type knows {', '.join(kinds)}")
+    return kinds[kind]
+
+
+def nemotron_h(config: Config) -> DecoderSpec:
+    width = config.integer("hidden_size")
+    norm = Norm("rms", config.number("layer_norm_epsilon", "rms_norm_eps", default=1e-5))
+    heads, groups = config.integer("mamba_num_heads"), config.integer("n_groups", default=8)
+    config.require("mamba_hidden_act", "silu", default="silu")
+    conv = Conv(config.integer("conv_kernel", default=4), config.flag("use_conv_bias", default=True))
+    ssd = Ssd(
+        heads,
+        config.integer("mamba_head_dim"),
+        groups,
+        config.integer("ssm_state_size"),
+        conv,
+        GatedNorm(norm, groups, gate_first=True),
+        (config.number("time_step_min", default=0.001), float("inf")),
+        config.flag("mamba_proj_bias", "use_bias", default=False),
+    )
+    config.ignore(
+        "use_bias", "expand", "chunk_size", "time_step_limit", "time_step_max", "time_step_floor", "residual_in_fp32", "use_mamba_kernels",
+        "rescale_prenorm_residual", "num_logits_to_keep", "mamba_ssm_cache_dtype", "mtp_layers_block_type", "num_nextn_predict_layers",
+        "moe_shared_expert_overlap", "sliding_window", "rope_theta", "partial_rotary_factor", "num_hidden_layers",
+    )  # fmt: skip
+    attention, mlp, moe = _attention(config, width, None), *_nemotron_ff(config)
+    made = {
+        LINEAR: Layer(ssd, None, mixer_in=norm),
+        FULL: Layer(attention, None, mixer_in=norm),
+        "mlp": Layer(None, mlp, ff_in=norm),
+        "moe": Layer(None, moe, ff_in=norm),
+    }
+    return _spec(config, width, tuple(made[kind] for kind in _nemotron_kinds(config)), norm)
+
+
+def _nemotron_kinds(config: Config) -> tuple[str, ...]:
+    """A list of names, or a letter a layer."""
+    letters = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
+    pattern = config.text("hybrid_override_pattern", default="")
+    kinds = config.list("layers_block_type", kind=str, default=tuple(letters.get(letter, letter) for letter in pattern))
+    named = {"mamba": LINEAR, "attention": FULL}
+    kinds = tuple(named.get(kind, kind) for kind in kinds)
+    return layer_kinds(Config({"layers_block_type": list(kinds)}), len(kinds), tuple(letters.values()), "layers_block_type")
+
+
+def _nemotron_ff(config: Config) -> tuple[Mlp, Moe | None]:
+    act, bias = activation(config, "mlp_hidden_act"), config.flag("mlp_bias", default=False)
+    mlp = Mlp(config.integer("intermediate_size"), act, gated=False, up_bias=bias, down_bias=bias)
+    experts = config.integer("n_routed_experts", default=0)
+    router = Router(
+        "sigmoid",
+        config.flag("norm_topk_prob", default=True),
+        config.integer("n_group", default=1),
+        config.integer("topk_group", default=1),
+        "top2",
+        correction=True,
+        scale=config.number("routed_scaling_factor", default=1.0),
+    )
+    config.require("moe_latent_size", None, default=None)
+    config.ignore("n_shared_experts")
+    top_k, hidden = config.integer("num_experts_per_tok", default=0), config.integer("moe_intermediate_size", default=0)
+    shared = replace(mlp, hidden=config.integer("moe_shared_expert_intermediate_size", default=0))
+    return mlp, Moe(experts, top_k, hidden, router, act, shared, gated=False) if experts else None
+
+
+def falcon_h1(config: Config) -> DecoderSpec:
+    width, count, norm = config.integer("hidden_size"), config.integer("num_hidden_layers"), rms(config)
+    position = rope(config, Heads.read(config, width).head_dim)
+    into, key = config.number("attention_in_multiplier", default=1.0), config.number("key_multiplier", default=1.0)
+    attention = _attention(config, width, position)
+    attention = replace(attention, scale=attention.scale * into * into * key)
+    scales = (into * config.number("attention_out_multiplier", default=1.0), config.number("ssm_out_multiplier", default=1.0))
+    if into != 1.0:
+        config.require("attention_bias", False)
+    bias, (gate, down) = config.flag("mlp_bias", default=False), config.list("mlp_multipliers", kind=(int, float), default=(1.0, 1.0))
+    hidden, act = config.integer("intermediate_size"), activation(config, "hidden_act")
+    mlp = Mlp(hidden, act, up_bias=bias, down_bias=bias, gate_scale=gate, scale=down)
+    layer = Layer(Both(attention, _falcon_ssd(config, width), scales), mlp, mixer_in=norm, ff_in=norm)
+    plain = _spec(config, width, (layer,) * count, norm)
+    head = replace(plain.head, scale=config.number("lm_head_multiplier", default=1.0))
+    longest = max_positions(config, position.scaling)
+    return replace(plain, embed=Embed(scale=config.number("embedding_multiplier", default=1.0)), head=head, max_positions=longest)
+
+
+def _falcon_ssd(config: Config, width: int) -> Ssd:
+    ssd = _ssd(config, width, 1)
+    into = config.number("ssm_in_multiplier", default=1.0)
+    if into != 1.0:
+        config.require("mamba_proj_bias", False)
+    scales = tuple(into * scale for scale in config.list("ssm_multipliers", kind=(int, float), default=(1.0,) * 5))
+    first, normed = not config.flag("mamba_norm_before_gate", default=True), config.flag("mamba_rms_norm", default=False)
+    config.require("projectors_bias", False, default=False)
+    config.ignore("mamba_use_mlp")
+    norm = GatedNorm(rms(config), ssd.groups, gate_first=first) if normed else None
+    z, x, b, c, step = scales
+    return replace(ssd, norm=norm, scales=None if set(scales) == {1.0} else (z, x, b, c, step))
+
+
+_NAMES = {"input_layernorm": "mixer_in", "pre_ff_layernorm": "ff_in"}
+
+
+def bamba_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return (
+        Rename("model.final_layernorm.{t}", "model.norm.{t}"),
+        *llama_rules(spec.head.tied, _NAMES),
+        Rename("layers.{i}.feed_forward.{p}_proj.{t}", "layers.{i}.ff.{p}.{t}"),
+        *ssd_rules(first_of(spec, Ssd), "layers.{i}.mamba"),
+    )
+
+
+def falcon_h1_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return (
+        Rename("model.final_layernorm.{t}", "model.norm.{t}"),
+        *(Rename(f"model.layers.{{i}}.self_attn.{p}_proj.{{t}}", f"layers.{{i}}.mixer.attention.{p}.{{t}}") for p in "qkvo"),
+        *llama_rules(spec.head.tied, _NAMES),
+        Rename("layers.{i}.feed_forward.{p}_proj.{t}", "layers.{i}.ff.{p}.{t}"),
+        *ssd_rules(first_of(spec, Ssd), "layers.{i}.mamba", "layers.{i}.mixer.recurrent"),
+    )
+
+
+def granite_hybrid_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    block, shared = "layers.{i}.block_sparse_moe", "layers.{i}.shared_mlp"
+    sparse = isinstance(spec.layers[0].feed_forward, Moe)
+    to = "layers.{i}.ff.shared" if sparse else "layers.{i}.ff"
+    routed = (
+        Split(f"{block}.input_linear.{{t}}", tuple(f"layers.{{i}}.ff.experts.{part}.{{t}}" for part in ("gate", "up")), dim=1),
+        Rename(f"{block}.output_linear.{{t}}", "layers.{i}.ff.experts.down.{t}"),
+        Rename(f"{block}.router.layer.{{t}}", "layers.{i}.ff.router.{t}"),
+    )
+    return (
+        *llama_rules(spec.head.tied),
+        *(routed if sparse else ()),
+        Split(f"{shared}.input_linear.{{t}}", (f"{to}.gate.{{t}}", f"{to}.up.{{t}}")),
+        Rename(f"{shared}.output_linear.{{t}}", f"{to}.down.{{t}}"),
+        *ssd_rules(first_of(spec, Ssd), "layers.{i}.mamba"),
+    )
+
+
+def nemotron_h_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    parts: list[Rule] = [
+        Rename("lm_head.{t}", "head.{t}"),
+        Rename("backbone.embeddings.{t}", "embed.{t}"),
+        Rename("backbone.norm_f.{t}", "norm.{t}"),
+        Rename("backbone.layers.{x*}", "layers.{x*}"),
+    ]
+    for i, layer in enumerate(spec.layers):
+        at = f"layers.{i}"
+        parts.append(Rename(f"{at}.norm.{{t}}", f"{at}.{'ff_in' if layer.mixer is None else 'mixer_in'}.{{t}}"))
+        if isinstance(layer.mixer, Attention):
+            parts += [Rename(f"{at}.mixer.{p}_proj.{{t}}", f"{at}.mixer.{p}.{{t}}") for p in "qkvo"]
+        if isinstance(layer.feed_forward, Mlp):
+            parts += [Rename(f"{at}.mixer.{p}_proj.{{t}}", f"{at}.ff.{p}.{{t}}") for p in ("up", "down")]
+    sparse = any(isinstance(layer.feed_forward, Moe) for layer in spec.layers)
+    return (*parts, *(_nemotron_experts(spec) if sparse else ()), *ssd_rules(first_of(spec, Ssd), "layers.{i}.mixer"))
+
+
+def _nemotron_experts(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return (
+        Rename("layers.{i}.mixer.gate.e_score_correction_bias", "layers.{i}.ff.correction"),
+        Rename("layers.{i}.mixer.gate.{t}", "layers.{i}.ff.router.{t}"),
+        Rename("layers.{i}.mixer.shared_experts.{p}_proj.{t}", "layers.{i}.ff.shared.{p}.{t}"),
+        *listed_experts(spec, "mixer", {name: part for name, part in PROJECTIONS.items() if part != "gate"}),
+    )
+
+
+HYBRID_MAMBA = (
+    Family("bamba", ("BambaForCausalLM",), ("bamba",), bamba, bamba_rules),
+    Family("granitemoehybrid", ("GraniteMoeHybridForCausalLM",), ("granitemoehybrid",), granite_hybrid, granite_hybrid_rules),
+    Family("nemotron_h", ("NemotronHForCausalLM",), ("nemotron_h",), nemotron_h, nemotron_h_rules),
+    Family("falcon_h1", ("FalconH1ForCausalLM",), ("falcon_h1",), falcon_h1, falcon_h1_rules),
+)

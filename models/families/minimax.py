@@ -1,0 +1,75 @@
+"""MiniMax Text 01 and M1: lightning attention, a layer of softmax attention after some, experts, a residual of normed streams."""
+
+from __future__ import annotations
+
+from pagoda.models.checkpoint import Drop, Rename, Reorder, Rule, Split
+from pagoda.models.config import Config
+from pagoda.models.families.common import Heads, activation, listed_experts, llama_rules, max_positions, rms, rope
+from pagoda.models.families.qwen_next import FULL, LINEAR
+from pagoda.models.families.recurrent_common import first_of, layer_kinds
+from pagoda.models.family import Family
+from pagoda.models.recurrent import GatedNorm, Lightning
+from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Moe, Norm, Normed, Router
+
+
+def minimax(config: Config) -> DecoderSpec:
+    width, count, norm = config.integer("hidden_size"), config.integer("num_hidden_layers"), rms(config, 1e-5)
+    heads = Heads.read(config, width)
+    position = rope(config, heads.head_dim)
+    attention = Attention(heads.heads, heads.kv_heads, heads.head_dim, heads.head_dim**-0.5, position)
+    config.require("hidden_act", "silu")
+    config.ignore("block_size", "sliding_window")
+    hidden, top_k = config.integer("intermediate_size"), config.integer("num_experts_per_tok")
+    moe = Moe(config.integer("num_local_experts"), top_k, hidden, Router("softmax", renormalize=True), activation(config, "hidden_act"))
+    default = [FULL if (i + 1) % 2 else LINEAR for i in range(count)]
+    kinds = layer_kinds(config, count, (LINEAR, FULL), default=default)
+    factors = {kind: (_factors(config, name), _factors(config, "mlp")) for kind, name in ((LINEAR, "linear_attn"), (FULL, "full_attn"))}
+    layers = (
+        Layer(
+            attention if kind == FULL else _lightning(heads, i, count),
+            moe,
+            mixer_in=norm,
+            ff_in=norm,
+            residual=Normed(*factors[kind]),
+        )
+        for i, kind in enumerate(kinds)
+    )
+    return DecoderSpec(
+        vocab=config.integer("vocab_size"),
+        width=width,
+        layers=tuple(layers),
+        norm=norm,
+        embed=Embed(),
+        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
+        max_positions=max_positions(config, position.scaling),
+    )
+
+
+def _factors(config: Config, name: str) -> tuple[float, float]:
+    return config.number(f"{name}_alpha_factor", default=1.0), config.number(f"{name}_beta_factor", default=1.0)
+
+
+def _lightning(heads: Heads, layer: int, count: int) -> Lightning:
+    """Rates fall from head to head and from layer to layer."""
+    falls = 1 - layer / (count - 1 + 1e-5) + 1e-5
+    rates = tuple(2.0 ** (-8 * (head + 1) / heads.heads) * falls for head in range(heads.heads))
+    return Lightning(rates, heads.head_dim, GatedNorm(Norm("rms", 1e-6), 1, "sigmoid"))
+
+
+def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    mixer, to = first_of(spec, Lightning), "layers.{i}.mixer"
+    packed = "model.layers.{i}.self_attn.qkv_proj.{t}"
+    return (
+        *(Drop(f"model.layers.{{i}}.self_attn.{name}") for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")),
+        Reorder(packed, (len(mixer.rates), 3, mixer.head_dim), (1, 0, 2)),
+        Split(packed, tuple(f"{to}.{part}.{{t}}" for part in ("query", "key", "value"))),
+        Rename("model.layers.{i}.self_attn.out_proj.{t}", f"{to}.out.{{t}}"),
+        Rename("model.layers.{i}.self_attn.output_gate.{t}", f"{to}.gate.{{t}}"),
+        Rename("model.layers.{i}.self_attn.norm.{t}", f"{to}.norm.{{t}}"),
+        *llama_rules(spec.head.tied),
+        Rename("layers.{i}.block_sparse_moe.gate.{t}", "layers.{i}.ff.router.{t}"),
+        *listed_experts(spec, "block_sparse_moe", {"w1": "gate", "w3": "up", "w2": "down"}),
+    )
+
+
+MINIMAX = Family("minimax", ("MiniMaxForCausalLM",), ("minimax",), minimax, rules)
