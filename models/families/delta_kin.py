@@ -55,17 +55,17 @@ def olmo_hybrid(config: Config) -> DecoderSpec:
 def olmo_hybrid_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     names: list[Rule] = []
     for i, layer in enumerate(spec.layers):
-        at, delta = f"model.layers.{i}", isinstance(layer.mixer, GatedDelta)
+        at, delta = f"layers.{i}", isinstance(layer.mixer, GatedDelta)
         slots = {"attention_layer_norm": "mixer_in", "feedforward_layer_norm": "ff_in"}
         if not delta:
             slots = {"feedforward_layer_norm": "mixer_out", "post_feedforward_layernorm": "ff_out"}
         names += [Rename(f"{at}.{theirs}.{{t}}", f"layers.{i}.{ours}.{{t}}") for theirs, ours in slots.items()]
-    return (*names, *_apart("layers.{i}.linear_attn"), *llama_rules(spec.head.tied, {}))
+    return (*llama_rules(spec.head.tied, {}), *names, *_apart("layers.{i}.linear_attn"))
 
 
 def _apart(at: str) -> tuple[Rule, ...]:
     """The delta rule's tensors, each projection and convolution by itself."""
-    at, to = f"model.{at}", "layers.{i}.mixer"
+    to = "layers.{i}.mixer"
     names = {"q": "query", "k": "key", "v": "value", "b": "beta", "a": "step", "g": "z", "o": "out"}
     return (
         *(Rename(f"{at}.{theirs}_proj.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in names.items()),
@@ -135,11 +135,11 @@ def kimi_linear_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     for i, layer in enumerate(spec.layers):
         names += _kimi_delta(i) if isinstance(layer.mixer, KimiDelta) else _kimi_latent(i, layer.mixer)
         if isinstance(layer.feed_forward, Mlp):
-            names.append(Rename(f"model.layers.{i}.block_sparse_moe.{{p}}_proj.{{t}}", f"layers.{i}.ff.{{p}}.{{t}}"))
+            names.append(Rename(f"layers.{i}.block_sparse_moe.{{p}}_proj.{{t}}", f"layers.{i}.ff.{{p}}.{{t}}"))
     block = "layers.{i}.block_sparse_moe"
     return (
-        *names,
         *llama_rules(spec.head.tied),
+        *names,
         Rename(f"{block}.gate.e_score_correction_bias", "layers.{i}.ff.correction"),
         Rename(f"{block}.gate.{{t}}", "layers.{i}.ff.router.{t}"),
         Rename(f"{block}.shared_experts.{{p}}_proj.{{t}}", "layers.{i}.ff.shared.{p}.{t}"),
@@ -148,24 +148,24 @@ def kimi_linear_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 def _kimi_delta(i: int) -> list[Rule]:
-    at, to = f"model.layers.{i}.self_attn", f"layers.{i}.mixer"
+    at, to = f"layers.{i}.self_attn", f"layers.{i}.mixer"
     names = {"q": "query", "k": "key", "v": "value"}
     projections = {**names, "b": "beta", "f_a": "decay_down", "f_b": "decay", "g_a": "gate_down", "g_b": "gate", "o": "out"}
     return [
-        *(Rename(f"{at}.{theirs}_proj.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in projections.items()),
+        *(Rename(f"{to}.{theirs}.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in projections.items()),
         *(Rename(f"{at}.{theirs}_conv1d.{{t}}", f"{to}.conv.{ours}.{{t}}") for theirs, ours in names.items()),
         Rename(f"{at}.A_log", f"{to}.a_log"),
         Rename(f"{at}.dt_bias", f"{to}.step_bias"),
-        Rename(f"{at}.o_norm.{{t}}", f"{to}.norm.{{t}}"),
+        Rename(f"{to}.o_norm.{{t}}", f"{to}.norm.{{t}}"),
     ]
 
 
 def _kimi_latent(i: int, mixer: object) -> list[Rule]:
-    at, to = f"model.layers.{i}.self_attn", f"layers.{i}.mixer"
-    names = {"kv_a_proj_with_mqa": "kv_down", "kv_a_layernorm": "kv_norm", "kv_b_proj": "kv", "o_proj": "o"}
-    ranked = {"q_a_proj": "q_down", "q_a_layernorm": "q_norm", "q_b_proj": "q"}
-    names |= ranked if isinstance(mixer, MLA) and mixer.q_rank else {"q_proj": "q"}
-    return [Rename(f"{at}.{theirs}.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in names.items()]
+    at, to = f"layers.{i}.self_attn", f"layers.{i}.mixer"
+    names = {f"{at}.kv_a_proj_with_mqa": "kv_down", f"{at}.kv_a_layernorm": "kv_norm", f"{to}.kv_b": "kv"}
+    if isinstance(mixer, MLA) and mixer.q_rank:
+        names |= {f"{to}.q_a": "q_down", f"{at}.q_a_layernorm": "q_norm", f"{to}.q_b": "q"}
+    return [Rename(f"{theirs}.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in names.items()]
 
 
 DELTA_KIN = (

@@ -18,7 +18,7 @@ from pagoda.models.spec import Attention, Both, DecoderSpec, Embed, Head, Layer,
 LINEAR, FULL = "linear_attention", "full_attention"
 
 
-def _ssd(config: Config, width: int, norm_groups: int) -> Ssd:
+def _ssd(config: Config, width: int) -> Ssd:
     """The mixer as Bamba and its kin spell it."""
     heads, groups = config.integer("mamba_n_heads"), config.integer("mamba_n_groups", default=1)
     head_dim = config.values.get("mamba_d_head")
@@ -32,7 +32,7 @@ def _ssd(config: Config, width: int, norm_groups: int) -> Ssd:
         groups,
         config.integer("mamba_d_state"),
         Conv(config.integer("mamba_d_conv", default=4), config.flag("mamba_conv_bias", default=True)),
-        GatedNorm(rms(config), norm_groups, gate_first=True),
+        GatedNorm(rms(config), groups, gate_first=True),
         step_limits(config),
         config.flag("mamba_proj_bias", default=False),
     )
@@ -60,7 +60,7 @@ def bamba(config: Config) -> DecoderSpec:
     bias = config.flag("mlp_bias", default=False)
     mlp = Mlp(config.integer("intermediate_size"), activation(config, "hidden_act"), up_bias=bias, down_bias=bias)
     position = rope(config, Heads.read(config, width).head_dim)
-    mixers = {LINEAR: _ssd(config, width, 1), FULL: _attention(config, width, position)}
+    mixers = {LINEAR: _ssd(config, width), FULL: _attention(config, width, position)}
     attending = config.list("attn_layer_indices", kind=int, default=())
     config.ignore("z_loss_coefficient", "attn_rotary_emb")
     kinds = layer_kinds(config, count, (LINEAR, FULL), default=[FULL if i in attending else LINEAR for i in range(count)])
@@ -77,7 +77,7 @@ def granite_hybrid(config: Config) -> DecoderSpec:
     experts, shared = config.integer("num_local_experts", default=0), Mlp(config.integer("shared_intermediate_size"), act)
     hidden, top_k = config.integer("intermediate_size"), config.integer("num_experts_per_tok", default=0)
     moe = Moe(experts, top_k, hidden, Router("softmax_after"), act, shared) if experts else shared
-    mixers = {LINEAR: _ssd(config, width, 1), FULL: attention}
+    mixers = {LINEAR: _ssd(config, width), FULL: attention}
     kinds = [_granite_kind(kind) for kind in config.list("layer_types", "layers_block_type", kind=str)]
     if len(kinds) != count:
         raise ModelError(f"{config.where}: layer_types has {len(kinds)} entries for {count} layers")
@@ -175,7 +175,7 @@ def falcon_h1(config: Config) -> DecoderSpec:
 
 
 def _falcon_ssd(config: Config, width: int) -> Ssd:
-    ssd = _ssd(config, width, 1)
+    ssd = _ssd(config, width)
     into = config.number("ssm_in_multiplier", default=1.0)
     if into != 1.0:
         config.require("mamba_proj_bias", False)
@@ -203,8 +203,8 @@ def bamba_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
 def falcon_h1_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     return (
         Rename("model.final_layernorm.{t}", "model.norm.{t}"),
-        *(Rename(f"model.layers.{{i}}.self_attn.{p}_proj.{{t}}", f"layers.{{i}}.mixer.attention.{p}.{{t}}") for p in "qkvo"),
         *llama_rules(spec.head.tied, _NAMES),
+        *(Rename(f"layers.{{i}}.mixer.{p}.{{t}}", f"layers.{{i}}.mixer.attention.{p}.{{t}}") for p in "qkvo"),
         Rename("layers.{i}.feed_forward.{p}_proj.{t}", "layers.{i}.ff.{p}.{t}"),
         *ssd_rules(first_of(spec, Ssd), "layers.{i}.mamba", "layers.{i}.mixer.recurrent"),
     )

@@ -57,18 +57,16 @@ def _lightning(heads: Heads, layer: int, count: int) -> Lightning:
 
 
 def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    mixer, to = first_of(spec, Lightning), "layers.{i}.mixer"
-    packed = "model.layers.{i}.self_attn.qkv_proj.{t}"
+    mixer, at, to = first_of(spec, Lightning), "layers.{i}.self_attn", "layers.{i}.mixer"
     return (
         *(Drop(f"model.layers.{{i}}.self_attn.{name}") for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")),
-        Reorder(packed, (len(mixer.rates), 3, mixer.head_dim), (1, 0, 2)),
-        Split(packed, tuple(f"{to}.{part}.{{t}}" for part in ("query", "key", "value"))),
-        Rename("model.layers.{i}.self_attn.out_proj.{t}", f"{to}.out.{{t}}"),
-        Rename("model.layers.{i}.self_attn.output_gate.{t}", f"{to}.gate.{{t}}"),
-        Rename("model.layers.{i}.self_attn.norm.{t}", f"{to}.norm.{{t}}"),
         *llama_rules(spec.head.tied),
         Rename("layers.{i}.block_sparse_moe.gate.{t}", "layers.{i}.ff.router.{t}"),
         *listed_experts(spec, "block_sparse_moe", {"w1": "gate", "w3": "up", "w2": "down"}),
+        Reorder(f"{to}.qkv.{{t}}", (len(mixer.rates), 3, mixer.head_dim), (1, 0, 2)),
+        Split(f"{to}.qkv.{{t}}", tuple(f"{to}.{part}.{{t}}" for part in ("query", "key", "value"))),
+        Rename(f"{at}.output_gate.{{t}}", f"{to}.gate.{{t}}"),
+        Rename(f"{at}.norm.{{t}}", f"{to}.norm.{{t}}"),
     )
 
 

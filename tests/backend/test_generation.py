@@ -21,10 +21,13 @@ DEVICES = ["reference", *(one.name for one in find_all() if one.probe.available 
 EOS, BEAMS = 2, 3
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+STATES = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 6, "mamba_chunk_size": 8}
+STATES_ALONE = {"Mamba2"}  # a sequence that is let in needs no more pages, however long it grows
 FAMILIES: dict[str, tuple[dict[str, Any], int]] = {
     "Llama": ({}, 16),
     "Mistral": ({"sliding_window": 20}, 12),
     "Mamba2": ({"state_size": 6, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}, 6),
+    "Bamba": ({"num_hidden_layers": 3, "attn_layer_indices": [1], **STATES}, 20),
     "Jamba": ({"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 1, "mamba_d_state": 6, **EXPERTS}, 24),
     "Lfm2": ({"num_hidden_layers": 3, "full_attn_idxs": [1], "block_multiple_of": 16}, 20),
     "Qwen3Next": ({"num_hidden_layers": 4, "head_dim": 16, "moe_intermediate_size": 24, **DELTA, **EXPERTS}, 20),
@@ -88,7 +91,7 @@ def test_a_mixed_load_is_what_transformers_generates(tmp_path: Path, device: str
         config = EngineConfig(model=str(tmp_path), device=device, dtype="float32", num_gpu_blocks_override=pages, **sizes)
         heard, stats = asyncio.run(serve(config))
         assert stats.pages_used == 0 and stats.prefix_hits > 0
-        assert (stats.preemptions > 0) == (pages == few)
+        assert (stats.preemptions > 0) == (pages == few and family not in STATES_ALONE)
         for request in requests():
             want = expected(model, request)
             assert heard[request.request_id] == dict(enumerate(want * (request.params.n if len(want) == 1 else 1)))
