@@ -15,24 +15,32 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.triton.gemm_routes import Route, route
+from pagoda.ops.triton.launch import early
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
 def _vector(x, weight, bias, out, columns, inner, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-            BIAS: tl.constexpr):  # fmt: skip
+            BIAS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     rows = weight + n.to(tl.int64)[:, None] * inner
+    there = (n < columns)[:, None]
+    # Weights are nobody's result: the first of them are under way before the kernel in front has ended.
+    tile = tl.load(rows + k[None, :], mask=there & (k < inner)[None, :], other=0.0)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     for start in range(0, inner, BLOCK_K):
-        mask = (n < columns)[:, None]
         if EVEN_K:
             values = tl.load(x + start + k)
         else:
-            mask = mask & (start + k < inner)[None, :]
             values = tl.load(x + start + k, mask=start + k < inner, other=0.0)
-        tile = tl.load(rows + (start + k)[None, :], mask=mask, other=0.0)
+        later = start + BLOCK_K + k
+        following = tl.load(rows + later[None, :], mask=there & (later < inner)[None, :], other=0.0)
         acc += tile.to(tl.float32) * values.to(tl.float32)[None, :]
+        tile = following
     result = tl.sum(acc, 1)
     if BIAS:
         result += tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)
@@ -42,7 +50,10 @@ def _vector(x, weight, bias, out, columns, inner, BLOCK_N: tl.constexpr, BLOCK_K
 @triton.jit
 def _tiles(x, weight, bias, out, parts, arrived, rows, columns, inner, splits, x_t, out_t, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
            BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, EVEN_K: tl.constexpr, BIAS: tl.constexpr,
-           PRECISION: tl.constexpr):  # fmt: skip
+           PRECISION: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     tile, split = tl.program_id(0), tl.program_id(1)
     m, n, k = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     share = tl.cdiv(tl.cdiv(inner, BLOCK_K), splits) * BLOCK_K
@@ -109,7 +120,7 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, a
     tiles = triton.cdiv(columns, chosen.block_n)
     common = {
         "BLOCK_N": chosen.block_n, "BLOCK_K": chosen.block_k, "EVEN_K": inner % chosen.block_k == 0, "BIAS": bias is not None,
-        "num_warps": chosen.warps, "num_stages": chosen.stages,
+        "num_warps": chosen.warps, "num_stages": chosen.stages, **early(x.device),
     }  # fmt: skip
     if chosen.split == 0:
         _vector[(tiles,)](x, weight, weight if bias is None else bias, out, columns, inner, **common)

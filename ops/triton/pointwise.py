@@ -11,12 +11,17 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.norm import NormFacts
 from pagoda.ops.rope import RopeFacts
+from pagoda.ops.triton.launch import early
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
 def _rms_norm(x, residual, weight, out, total, rows_inner, x_outer, x_inner, o_outer, o_inner, eps, offset,
               WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr,
-              OFFSET: tl.constexpr):  # fmt: skip
+              OFFSET: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < WIDTH
@@ -74,7 +79,7 @@ def _launch_norm(facts: NormFacts, packed: Any, x: torch.Tensor, residual: torch
         x, x if residual is None else residual, packed["weight"] if facts.weight else x, out, out if total is None else total,
         inner, outer_x, inner_x, outer_o, inner_o, facts.eps, facts.offset,
         WIDTH=facts.width, BLOCK=block, ADD=residual is not None, WEIGHT=facts.weight, OFFSET=facts.offset != 0.0,
-        num_warps=min(max(block // 512, 1), 8),
+        num_warps=min(max(block // 512, 1), 8), **early(x.device),
     )  # fmt: skip
 
 
@@ -114,7 +119,10 @@ class Rope(PlainKernel):
 
 
 @triton.jit
-def _silu_and_mul(x, out, x_t, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_and_mul(x, out, x_t, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < WIDTH
@@ -135,5 +143,7 @@ class SiluAndMul(PlainKernel):
         out = torch.empty(flat.shape[0], width, dtype=x.dtype, device=x.device)
         if out.numel():
             block = min(triton.next_power_of_2(width), 1024)
-            _silu_and_mul[(flat.shape[0], triton.cdiv(width, block))](flat, out, flat.stride(0), WIDTH=width, BLOCK=block)
+            _silu_and_mul[(flat.shape[0], triton.cdiv(width, block))](
+                flat, out, flat.stride(0), WIDTH=width, BLOCK=block, **early(x.device)
+            )  # fmt: skip
         return out.view(*x.shape[:-1], width)

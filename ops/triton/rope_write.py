@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.rope_write import RopeWriteFacts
+from pagoda.ops.triton.launch import early
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 HEADS_A_PROGRAM = 4
 
@@ -17,7 +19,10 @@ HEADS_A_PROGRAM = 4
 def _rope_write(qkv, q_norm, k_norm, cos, sin, q, k_pages, v_pages, slots, eps, offset, qkv_t, cos_t, sin_t, kp_p, kp_t, kp_h, vp_p, vp_t,
                 vp_h, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
                 REST: tl.constexpr, BLOCK_H: tl.constexpr, PAGE: tl.constexpr, NEOX: tl.constexpr, NORM: tl.constexpr,
-                ):  # fmt: skip
+                EARLY: tl.constexpr):  # fmt: skip
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     i = tl.arange(0, BLOCK)
@@ -103,5 +108,5 @@ class RopeWrite(PlainKernel):
             qkv, *norms, cos, sin, q, k_pages, v_pages, slots, facts.eps, facts.offset, qkv.stride(0), cos.stride(0), sin.stride(0),
             *k_pages.stride()[:3], *v_pages.stride()[:3], HEADS=facts.num_heads, KV=facts.num_kv_heads, D=facts.head_dim, HALF=half,
             BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0, BLOCK_H=block_h, PAGE=facts.page_size,
-            NEOX=facts.style == "neox", NORM=facts.norm, num_warps=1,
+            NEOX=facts.style == "neox", NORM=facts.norm, num_warps=1, **early(qkv.device),
         )  # fmt: skip

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.sampling import SamplingFacts, SamplingRows
+from pagoda.ops.triton.launch import early
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 CHUNK, GROUP, FEW, MANY, LARGEST = 2048, 256, 2048, 8192, 256
 """Logits of one program; those of one maximum; most candidates that are gathered; how many logits are looked at in one go where there are
@@ -22,8 +24,11 @@ more, so that the whole row is searched; and how many of the largest, at least, 
 
 @triton.jit
 def _partials(logits, temperature, top, total, best, tops, l_r, GREEDY: tl.constexpr, VOCAB: tl.constexpr, CHUNKS: tl.constexpr,
-              CHUNK: tl.constexpr, GROUP: tl.constexpr, GROUPED: tl.constexpr):  # fmt: skip
+              CHUNK: tl.constexpr, GROUP: tl.constexpr, GROUPED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Of one chunk of one row: maximum and its first token, sum of weights below the maximum (NaN if any logit is), maxima of groups."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row * l_r + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
@@ -106,7 +111,10 @@ def _first_best(top, best, row, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _pick(logits, temperature, seed, position, top, total, best, tokens, bad, l_r, GREEDY: tl.constexpr, VOCAB: tl.constexpr,
-          CHUNKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+          CHUNKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     heat = 1.0 if GREEDY else tl.maximum(tl.load(temperature + row), 1e-5)
     high, weights, broken = _merged(top, total, row, heat, CHUNKS, BLOCK)
@@ -345,7 +353,7 @@ class Sample(PlainKernel):
         tops = torch.empty(count, chunks * (CHUNK // GROUP), dtype=torch.float32, device=logits.device) if grouped else top
         _partials[(count, chunks)](
             logits, knobs[0], top, total, best, tops, logits.stride(0), GREEDY=rows.all_greedy, VOCAB=vocab, CHUNKS=chunks,
-            CHUNK=CHUNK, GROUP=GROUP, GROUPED=grouped, num_warps=4,
+            CHUNK=CHUNK, GROUP=GROUP, GROUPED=grouped, num_warps=4, **early(logits.device),
         )  # fmt: skip
         parts = (top, total, best)
         if grouped:
@@ -353,7 +361,7 @@ class Sample(PlainKernel):
         else:
             _pick[(count,)](
                 logits, *knobs, *parts, tokens, bad, logits.stride(0), GREEDY=rows.all_greedy,
-                VOCAB=vocab, CHUNKS=chunks, CHUNK=CHUNK, BLOCK=triton.next_power_of_2(chunks), num_warps=4,
+                VOCAB=vocab, CHUNKS=chunks, CHUNK=CHUNK, BLOCK=triton.next_power_of_2(chunks), num_warps=4, **early(logits.device),
             )  # fmt: skip
         return tokens, bad
 
