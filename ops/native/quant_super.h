@@ -5,7 +5,6 @@
 // elsewhere the panel becomes float32. One chain of sums a result: results do not depend on the number of rows.
 #pragma once
 
-#include <omp.h>
 
 #include "api.h"
 #include "gemm.h"
@@ -476,11 +475,7 @@ static void super_product(const PgQuant* q, const T* x, int64_t x_stride, int64_
   int64_t groups = (q->outer + GROUP - 1) / GROUP;
   if (groups < threads) threads = (int)groups;
   if (groups * q->inner * rows < 20000 || threads < 1) threads = 1;
-#pragma omp parallel num_threads(threads)
-  {
-    int64_t id = omp_get_thread_num(), team = omp_get_num_threads();
-    super_part(q, in, rows, out, out_stride, groups * id / team, groups * (id + 1) / team);
-  }
+  parallel_spans(groups, threads, [&](int64_t first, int64_t last) { super_part(q, in, rows, out, out_stride, first, last); });
 }
 
 static void super_gemm(const PgQuant* q, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads) {
