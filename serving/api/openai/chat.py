@@ -14,12 +14,10 @@ from pagoda.serving.api.openai.answer_parts import AnswerParts
 from pagoda.serving.api.openai.collect import Answer, UsageCount, collect, usage_of
 from pagoda.serving.api.openai.common import StreamUsage, as_token_ids, request_id, stream_usage
 from pagoda.serving.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from pagoda.serving.api.openai.messages import chat_prompt, content_text
+from pagoda.serving.api.openai.messages import content_text
+from pagoda.serving.api.openai.prepare import chat_engine_request, question
 from pagoda.serving.api.openai.protocol import ChatRequest
 from pagoda.serving.api.openai.replies import ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs, Delta
-from pagoda.serving.api.openai.sampling import chat_settings, engine_request
-from pagoda.serving.api.openai.structured import structured_output
-from pagoda.serving.api.openai.tools import offered_tools
 from pagoda.serving.api.openai.unsupported import refuse_unsupported
 from pagoda.serving.api.service import Service, new_id
 from pagoda.serving.api.stream import EventStream, JsonReply, event
@@ -29,9 +27,6 @@ from pagoda.serving.frontend.parsers.events import Context
 from pagoda.serving.frontend.text_deltas import TextDelta
 from starlette.requests import Request
 from starlette.responses import Response
-
-PROMPT_END = 32
-"""Tokens that hold any mark of reasoning which the template may have opened."""
 
 
 class Chat:
@@ -46,28 +41,12 @@ class Chat:
         refuse_unsupported(body)
         usage = stream_usage(body, self._service.config)
         model = self._service.check_model(body.model)
-        # what follows a grammar from its first token on holds neither reasoning nor calls
-        answers = AnswerFormat() if structured_output(body) else self._service.text.answers
-        schemas = offered_tools(body, answers)
-        settings = {**self._special(answers.marks(bool(schemas))), **chat_settings(body)}
-        variables = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-        prompt = await chat_prompt(self._service, body, extra=variables, documents=body.documents, tools=body.tools if schemas else None)
+        asked = await question(self._service, body)
         reply_id = new_id("chatcmpl", body.request_id or request_id(request))
-        engine = engine_request(self._service, body, settings, prompt, reply_id)
+        engine = chat_engine_request(self._service, body, asked, reply_id)
         names = TokenNames(self._service.text.tokenizer, as_token_ids(body, self._service.config))
-        reply = ChatReply(self._service, body, model, reply_id, engine, names, answers, Context(schemas, self._prompt_end(prompt)))
+        reply = ChatReply(self._service, body, model, reply_id, engine, names, asked.answers, asked.context)
         return EventStream(reply.stream(usage)) if body.stream else JsonReply(reply.whole())
-
-    def _special(self, marks: tuple[str, ...]) -> dict[str, bool]:
-        """Parsers cannot see marks that are special tokens unless these are in the text."""
-        tokenizer = self._service.text.tokenizer
-        special = (tokenizer.special_ids.intersection(tokenizer.encode(mark, add_special_tokens=False)) for mark in marks)
-        return {"skip_special_tokens": False} if any(special) else {}
-
-    def _prompt_end(self, prompt: list[int]) -> str:
-        if self._service.text.answers.reasoning is None:
-            return ""
-        return self._service.text.tokenizer.decode(prompt[-PROMPT_END:], skip_special_tokens=False)
 
 
 @dataclass

@@ -1,0 +1,56 @@
+"""From a chat request to what the engine runs and how the answer will be read; every chat-like protocol goes through here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagoda.serving.api.openai.messages import chat_prompt
+from pagoda.serving.api.openai.protocol import ChatRequest
+from pagoda.serving.api.openai.sampling import chat_settings, engine_request
+from pagoda.serving.api.openai.structured import structured_output
+from pagoda.serving.api.openai.tools import offered_tools
+from pagoda.serving.api.service import Service
+from pagoda.serving.engine.messages import EngineRequest
+from pagoda.serving.frontend.parsers.answers import AnswerFormat
+from pagoda.serving.frontend.parsers.events import Context
+
+PROMPT_END = 32
+"""Tokens that hold any mark of reasoning which the template may have opened."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A conversation as token ids, and how its answer is read: the parsers, and what they may know of the request."""
+
+    prompt: list[int]
+    answers: AnswerFormat
+    context: Context
+
+
+async def question(service: Service, body: ChatRequest) -> Question:
+    """Raises `RequestError` for tools, formats and messages that cannot be served."""
+    # what follows a grammar from its first token on holds neither reasoning nor calls
+    answers = AnswerFormat() if structured_output(body) else service.text.answers
+    schemas = offered_tools(body, answers)
+    variables = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    prompt = await chat_prompt(service, body, extra=variables, documents=body.documents, tools=body.tools if schemas else None)
+    return Question(prompt, answers, Context(schemas, _prompt_end(service, prompt)))
+
+
+def chat_engine_request(service: Service, body: ChatRequest, asked: Question, reply_id: str) -> EngineRequest:
+    """The checked request for the engine. Raises `RequestError` for what can never be answered."""
+    marks = asked.answers.marks(bool(asked.context.tools))
+    return engine_request(service, body, {**_special(service, marks), **chat_settings(body)}, asked.prompt, reply_id)
+
+
+def _special(service: Service, marks: tuple[str, ...]) -> dict[str, bool]:
+    """Parsers cannot see marks that are special tokens unless these are in the text."""
+    tokenizer = service.text.tokenizer
+    special = (tokenizer.special_ids.intersection(tokenizer.encode(mark, add_special_tokens=False)) for mark in marks)
+    return {"skip_special_tokens": False} if any(special) else {}
+
+
+def _prompt_end(service: Service, prompt: list[int]) -> str:
+    if service.text.answers.reasoning is None:
+        return ""
+    return service.text.tokenizer.decode(prompt[-PROMPT_END:], skip_special_tokens=False)
