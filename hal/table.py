@@ -69,12 +69,15 @@ class KernelTable:
             self._choices[key] = self._choose(op, facts)
         return self._choices[key]
 
-    def offers(self, op: str, facts: Facts) -> bool:
-        """Whether a kernel other than the reference would be chosen; notes nothing. For fusions, which step back where there is none."""
+    def lacks(self, op: str, facts: Facts) -> Reason | None:
+        """Why no kernel but the reference would be chosen, None where one would; notes nothing. Fusions step back for it."""
         try:
-            return self._choose(op, facts).chosen.name != "reference"
-        except KernelError:
-            return False
+            choice = self._choose(op, facts)
+        except KernelError as error:
+            return str(error)
+        if choice.chosen.name != "reference":
+            return None
+        return "; ".join(f"{kernel.name}: {reason}" for kernel, reason in choice.passed_over) or "no kernel but the reference here"
 
     def resolve(self, op: str, facts: Facts) -> KernelRun:
         """The kernel for one use, loaded and bound; the same object for equal facts."""

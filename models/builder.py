@@ -18,6 +18,7 @@ from pagoda.hal.table import KernelTable
 from pagoda.models.adapters.slots import AdaptedLinear, AdapterSlots, LoraLimits
 from pagoda.models.blocks.linear import Embedding, Linear
 from pagoda.models.blocks.norm import NormBlock
+from pagoda.models.fusion import RULES, Rule, Site
 from pagoda.models.loaded import Loaded
 from pagoda.models.parallel.shard import Role, Shard, Span
 from pagoda.models.spec import Norm
@@ -70,8 +71,10 @@ class Builder:
         device: where weights go; None loads nothing (blocks are hollow).
         communicator: of the shard's group; None for one rank.
         lora: room for adapters beside the linear layers; None makes none.
+        rules: of fusion.
 
     Attributes:
+        sites: where those rules' sequences begin (`models.fusion`), set by the decoder for its blocks.
         parameters, uses, nbytes: what the blocks made so far want: tensors, primitives with their facts, bytes of weights on this rank.
         loaded: what the weights loaded so far do take.
         adaptable: slices of linear layers that adapters may change, by path; `adapters`: the room for them, filled while loading.
@@ -87,7 +90,10 @@ class Builder:
         device: Device | None = None,
         communicator: Communicator | None = None,
         lora: LoraLimits | None = None,
+        rules: Sequence[Rule] = RULES,
     ) -> None:
+        self.rules = rules
+        self.sites: dict[tuple[str, str], Site] = {}
         self.numerics = numerics
         self.shard = shard
         self.format = format
@@ -224,12 +230,18 @@ class Builder:
         names = [name for name, present in (("weight", norm.weight), ("bias", norm.bias)) if present]
         tensors = {name: self.tensor(f"{path}.{name}", (Span.whole(width),), role) for name in names}
         plain = self.kernel("rms_norm" if norm.kind == "rms" else "layer_norm", facts)
-        fused = self.kernel("add_rms_norm", facts) if norm.kind == "rms" else None
+        joined = self.fusion("add_rms_norm", path)
+        fused = self.kernel("add_rms_norm", joined.facts) if joined is not None and joined.facts is not None else None
         return (
             NormBlock(plain, fused, {name: tensor for name, tensor in tensors.items() if tensor is not None})
             if self.loading
             else NormBlock.hollow()
         )
+
+    def fusion(self, op: str, path: str, page_size: int | None = None) -> Site | None:
+        """What became on this device of the rule that puts `op` at `path`; None where its sequence does not begin there."""
+        site = self.sites.get((op, path))
+        return site.on(self.table, page_size) if site is not None else None
 
     def _piece(self, use: FormatUse) -> tuple[KernelRun, Any]:
         return self._packed(use, self._load(use))

@@ -17,6 +17,7 @@ from pagoda.models.blocks.norm import NormBlock
 from pagoda.models.blocks.paged import PagedMixer, Step
 from pagoda.models.blocks.state import StateMixer
 from pagoda.models.builder import Builder
+from pagoda.models.fusion import chains_of, find
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
 from pagoda.models.parallel.shard import Span
 from pagoda.models.rope import Rope, RopeTable
@@ -51,9 +52,9 @@ class Stream:
         """The stream is `x` from here on."""
         self._total, self._pending = x, None
 
-    def snapshot(self) -> torch.Tensor:
-        """A copy of the stream as it is now."""
-        return self._total.clone() if self._pending is None else self._total + self._pending
+    def tap(self) -> torch.Tensor:
+        """A copy of the stream as it is now: what the next norm reads, which is not joined with the addition before it then."""
+        return self.read(None).clone()
 
 
 class LayerBlock:
@@ -169,6 +170,8 @@ class Decoder:
         self.loaded = build.loaded
         self.adapters = build.adapters
         self._table = build.table
+        sites = find(chains_of(spec, build.numerics, build.shard, adapters=build.lora is not None), build.rules)
+        build.sites = {(site.rule.op, site.path): site for site in sites}
         vocab = build.shard.vocab(spec.vocab)
         self._embed = EmbedBlock(build, spec.embed, vocab, spec.width)
         self._layers = [LayerBlock(build, f"layers.{i}", layer, spec.width) for i, layer in enumerate(spec.layers)]
@@ -221,7 +224,7 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             layer(stream, step)
             if index in inputs.taps:
-                taps[index] = stream.snapshot()
+                taps[index] = stream.tap()
         return ModelOutput(stream.read(self._norm), tuple(taps[index] for index in inputs.taps))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,6 @@ from pagoda.models.rope import Rope
 from pagoda.models.spec import Alibi, Attention, QkNorm, Temper
 from pagoda.ops.attention import AttentionFacts
 from pagoda.ops.rope import RopeFacts
-from pagoda.ops.rope_write import RopeWriteFacts
 
 
 class AttentionBlock(PagedMixer):
@@ -43,6 +42,10 @@ class AttentionBlock(PagedMixer):
         self._slopes = _slopes(spec, heads, build)
         self._rope = self._rope_kernel(build)
         super().__init__(build, self._facts(build), self._cache(build))
+        self._site = build.sites.get(("rope_write", path))
+        joined = build.fusion("rope_write", path, build.uses[-1][1].page_size)
+        if joined is not None and joined.facts is not None:
+            build.uses.append(("rope_write", joined.facts))
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
@@ -62,19 +65,12 @@ class AttentionBlock(PagedMixer):
         self._rope_write = self._joined(table, page_size)
 
     def _joined(self, table: KernelTable, page_size: int) -> Callable[..., torch.Tensor] | None:
-        """Norms of heads, rotation and cache write as one kernel, where the layer has just these and a kernel does them."""
-        spec, norm = self.spec, self.spec.qk_norm
-        apart = spec.gated or spec.clip is not None or spec.temper is not None or not isinstance(spec.position, Rope)
-        if apart or (norm is not None and (norm.extent != "head" or norm.after_rope or norm.norm.kind != "rms" or not norm.norm.weight)):
-            return None
-        facts = RopeWriteFacts(
-            self.facts.dtype, self.facts.kv_dtype, self._heads, self._kv_heads, spec.head_dim, spec.position.dims, page_size,
-            spec.position.style, norm is not None, norm.norm.eps if norm else 0.0, norm.norm.offset if norm else 0.0,
-        )  # fmt: skip
-        if table.policy.explicit.keys() & {"rms_norm", "rope", "write_kv"} or not table.offers("rope_write", facts):
+        """Norms of heads, rotation and cache write as one kernel, where fusion found just these and a kernel does them."""
+        facts = self._site.on(table, page_size).facts if self._site is not None else None
+        if facts is None:
             return None
         kernel = table.resolve("rope_write", facts)
-        norms = {"q_norm": self._q_norm, "k_norm": self._k_norm} if norm else {}
+        norms = {"q_norm": self._q_norm, "k_norm": self._k_norm} if self.spec.qk_norm else {}
         packed = kernel.pack({name: block.weight for name, block in norms.items()})
         return lambda *args: kernel.run(packed, *args)[0]
 

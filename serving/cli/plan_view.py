@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pagoda.hal.kv import CacheGroup
 from pagoda.hal.table import Choice
+from pagoda.models.fusion import Fused
 from pagoda.serving.engine.engine_plan import EnginePlan
 from rich.console import Console
 from rich.table import Table
@@ -32,14 +33,14 @@ class Use(NamedTuple):
 
 def record(plan: EnginePlan) -> dict[str, Any]:
     """Everything in the plan as JSON values."""
-    plain = {f.name: _plain(getattr(plan, f.name)) for f in fields(plan) if f.name != "kernels"}
+    plain = {f.name: _plain(getattr(plan, f.name)) for f in fields(plan) if f.name not in {"kernels", "fusions"}}
     plain["memory"]["free"] = plan.memory.free
-    return plain | {"kernels": [_choice(choice) for choice in plan.kernels]}
+    return plain | {"kernels": [_choice(choice) for choice in plan.kernels], "fusions": [_fusion(fused) for fused in plan.fusions]}
 
 
 def show(plan: EnginePlan, console: Console) -> None:
     """The plan on a terminal, as wide as it is."""
-    for part in (_head(plan), _memory(plan, console.width), _fits(plan), _kernels(plan.kernels)):
+    for part in (_head(plan), _memory(plan, console.width), _fits(plan), _kernels(plan.kernels), _fusions(plan.fusions)):
         for line in part:
             console.print(line)
         console.print()
@@ -133,6 +134,18 @@ def _kernels(choices: Sequence[Choice]) -> Iterator[Text | Table]:
     yield table
 
 
+def _fusions(fusions: Sequence[Fused]) -> Iterator[Text | Table]:
+    yield Text("Fused", "bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("primitive", "uses", "in place of", "not elsewhere"):
+        table.add_column(name, overflow="fold")
+    for fused in fusions:
+        sequences = " or ".join(", ".join(sequence) for sequence in fused.replaces)
+        apart = "; ".join(f"{times}: {reason}" for reason, times in fused.apart)
+        table.add_row(fused.op, Text(str(fused.times), "green" if fused.times else "yellow"), sequences, Text(apart, "dim"))
+    yield table
+
+
 def _reasons(use: Use) -> Iterator[str]:
     for kernel, reason in use.passed_over:
         yield f"{kernel}: {reason}"
@@ -148,6 +161,11 @@ def _count(number: int) -> str:
 def _choice(choice: Choice) -> dict[str, Any]:
     passed = [{"kernel": kernel.name, "reason": reason} for kernel, reason in choice.passed_over]
     return {"op": choice.op, "facts": _plain(choice.facts), "kernel": choice.chosen.name, "passed_over": passed}
+
+
+def _fusion(fused: Fused) -> dict[str, Any]:
+    apart = [{"reason": reason, "times": times} for reason, times in fused.apart]
+    return {"op": fused.op, "replaces": _plain(fused.replaces), "times": fused.times, "apart": apart}
 
 
 def _plain(value: Any) -> Any:

@@ -10,10 +10,13 @@ from pagoda.hal.info import DeviceInfo
 from pagoda.hal.kv import CacheGroup
 from pagoda.hal.memory import MemoryPlan
 from pagoda.hal.table import Choice, KernelTable
+from pagoda.models.fusion import Fused, Site, chains_of, find, summary
 from pagoda.models.load import Description
+from pagoda.ops.rope_write import RopeWriteFacts
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.groups import peak_pages
 from pagoda.serving.engine.sizing import Sizes, describe_model, size
+from pagoda.serving.engine.spec.make import make_drafter
 from pagoda.serving.engine.target import open_target
 
 
@@ -32,6 +35,7 @@ class EnginePlan:
         max_model_len: longest sequence; longest: what the pool alone would allow; max_positions: what the model would.
         requests: (length, how many sequences of that length run at the same time), up to `max_model_len`.
         kernels: every use of a primitive with the kernel that it gets and why others were passed over.
+        fusions: what each rule of fusion came to, with the layers that a drafter taps.
     """
 
     config: EngineConfig
@@ -56,6 +60,7 @@ class EnginePlan:
     max_positions: int
     requests: tuple[tuple[int, int], ...]
     kernels: tuple[Choice, ...]
+    fusions: tuple[Fused, ...]
 
 
 def plan_engine(config: EngineConfig) -> EnginePlan:
@@ -68,7 +73,8 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     sizes = size(config, target, description)
     for op, facts in dict.fromkeys(description.uses):
         target.table.choose(op, facts)
-    usable = sizes.num_pages - 1
+    drafter, usable = make_drafter(config.speculation), sizes.num_pages - 1
+    taps = drafter.wants if drafter is not None else ()
     longest = sizes.max_model_len
     return EnginePlan(
         config=config,
@@ -92,6 +98,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
         longest=sizes.longest,
         max_positions=description.facts.max_positions,
         requests=tuple((length, _fit_at(sizes, length, config)) for length in _lengths(longest)),
+        fusions=_fusions(target.table, description, sizes.groups, taps),
         kernels=_kernels(target.table, sizes.groups),
     )
 
@@ -113,6 +120,25 @@ def _kernels(table: KernelTable, groups: tuple[CacheGroup, ...]) -> tuple[Choice
     """Every choice but those that were only asked to learn which page sizes there are."""
     used = {group.tokens_per_page for group in groups}
     return tuple(choice for choice in table.explain() if getattr(choice.facts, "page_size", None) in {None, *used})
+
+
+def _fusions(table: KernelTable, description: Description, groups: tuple[CacheGroup, ...], taps: tuple[int, ...]) -> tuple[Fused, ...]:
+    """Of the model with the pages that it will have; what they choose joins the table's choices."""
+    spec, adapters = description.spec, description.lora is not None
+    found = find(chains_of(spec, description.numerics, description.shard, adapters=adapters, taps=taps))
+    sites = [site.on(table, _page_size(site, groups)) for site in found]
+    for site in sites:
+        if site.facts is not None:
+            table.choose(site.rule.op, site.facts)
+    return summary(sites)
+
+
+def _page_size(site: Site, groups: tuple[CacheGroup, ...]) -> int | None:
+    """Tokens per page of the layers that have such heads, where it is about pages."""
+    if not isinstance(site.facts, RopeWriteFacts):
+        return None
+    heads = (site.facts.num_kv_heads, site.facts.head_dim)
+    return next(group.tokens_per_page for group in groups for cache in group.caches if (cache.heads, cache.k_dim) == heads)
 
 
 def _part(path: str) -> str:

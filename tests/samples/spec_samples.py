@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from hypothesis import strategies as st
 from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
 from pagoda.hal.discovery import find
+from pagoda.hal.kernel import Kernel
 from pagoda.hal.table import KernelTable
 from pagoda.models.builder import Builder, Numerics
 from pagoda.models.decoder import Decoder
+from pagoda.models.fusion import RULES, Rule
 from pagoda.models.loading.memory_source import MemorySource
 from pagoda.models.model import ModelFacts
 from pagoda.models.parallel.shard import Shard
@@ -40,6 +44,12 @@ from pagoda.quant.registry import format_for
 WIDTH, VOCAB, POSITIONS = 16, 41, 64
 PLAIN = format_for({}, {}, "none")
 
+JOINED_KERNELS = (
+    Kernel("rope_write", "joined", "pagoda.ops.rope_write:RopeWriteReference", rank=1.0),
+    Kernel("add_rms_norm", "joined", "pagoda.ops.norm:AddRmsNormReference", rank=1.0),
+)
+"""A kernel for every primitive of fusion."""
+
 
 def opened() -> tuple[Device, KernelTable]:
     backend = find("reference")
@@ -66,9 +76,10 @@ def build_model(
     table: KernelTable,
     shard: Shard | None = None,
     communicator: Communicator | None = None,
+    rules: Sequence[Rule] = RULES,
 ) -> Decoder:
     stored = MemorySource(weights, "pagoda").tensors
-    build = Builder(Numerics("float32", "float32"), shard or Shard(), PLAIN, stored, table, device, communicator)
+    build = Builder(Numerics("float32", "float32"), shard or Shard(), PLAIN, stored, table, device, communicator, rules=rules)
     decoder = Decoder(spec, build)
     decoder.facts = ModelFacts("Random", spec.vocab, spec.width, spec.max_positions, decoder.caches, build.nbytes, 0)
     return decoder

@@ -65,6 +65,20 @@ def test_the_view_names_what_there_is(plan: EnginePlan) -> None:
         assert use.op in text and use.kernel in text
         assert all(kernel in text for kernel, _ in use.passed_over)
     assert sum(use.times for use in grouped(plan.kernels)) == len(plan.kernels)
+    for fused in plan.fusions:
+        assert fused.op in text and all(reason in text for reason, _ in fused.apart)
+
+
+def test_fusions_are_counted_with_their_reasons() -> None:
+    plan = plan_engine(EngineConfig(device="cuda:h200", max_model_len=4096))
+    sums, writes = plan.fusions
+    assert (sums.op, sums.times, sums.apart) == ("add_rms_norm", 60, ())  # SmolLM2: 30 layers, whose first norm follows no addition
+    assert (writes.op, writes.times, writes.apart) == ("rope_write", 30, ())
+    assert {"rope_write", "add_rms_norm"} <= {choice.op for choice in plan.kernels if choice.chosen.name != "reference"}
+    here = plan_engine(EngineConfig(device="reference", max_model_len=256))
+    assert [(fused.times, [times for _, times in fused.apart]) for fused in here.fusions] == [(0, [60]), (0, [30])]
+    found = json.loads(json.dumps(record(here)))["fusions"]
+    assert found[1]["apart"] == [{"reason": "no kernel but the reference here", "times": 30}]
 
 
 def test_the_command_prints_either(capsys: pytest.CaptureFixture[str]) -> None:

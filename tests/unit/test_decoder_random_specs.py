@@ -9,21 +9,18 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pagoda.hal.comm import Topology
-from pagoda.hal.kernel import Kernel
 from pagoda.hal.table import KernelTable
 from pagoda.models.direct import DirectRun
+from pagoda.models.fusion import RULES
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.rope import Rope
 from pagoda.models.spec import MLA, Attention, DecoderSpec, Mlp, Moe
 from pagoda.ops.registry import reference_kernels
 from spec_interpreter import interpret
-from spec_samples import VOCAB, build_model, draw_weights, opened, specs
+from spec_samples import JOINED_KERNELS, VOCAB, build_model, draw_weights, opened, specs
 
 DEVICE, TABLE = opened()
-JOINED = KernelTable(
-    DEVICE.info, (*reference_kernels(), Kernel("rope_write", "joined", "pagoda.ops.rope_write:RopeWriteReference", rank=1.0))
-)
-"""A table that offers what lies between projection and attention as one kernel."""
+JOINED = KernelTable(DEVICE.info, (*reference_kernels(), *JOINED_KERNELS))
 EFFORT = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -46,10 +43,15 @@ def test_one_pass_equals_the_interpreter(spec: DecoderSpec, seed: int, ids: list
 
 @EFFORT
 @given(specs(), st.integers(0, 2**31), st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=21))
-def test_norms_rotation_and_cache_write_in_one_kernel_change_nothing(spec: DecoderSpec, seed: int, ids: list[int]) -> None:
+def test_fusion_changes_nothing(spec: DecoderSpec, seed: int, ids: list[int]) -> None:
     weights = draw_weights(spec, seed)
-    run = DirectRun(build_model(spec, weights, DEVICE, JOINED), DEVICE, 1, 32)
-    assert close(run.logits(run.step([(0, ids)]).hidden), interpret(spec, weights, ids))
+    fused, apart = (build_model(spec, weights, DEVICE, JOINED, rules=rules) for rules in (RULES, ()))
+    run, taps = DirectRun(fused, DEVICE, 2, 32), tuple(range(len(spec.layers)))
+    output, tapped = run.step([(0, ids)]), run.step([(1, ids)], taps)
+    assert close(run.logits(output.hidden), interpret(spec, weights, ids))
+    wanted = DirectRun(apart, DEVICE, 1, 32).step([(0, ids)], taps)
+    pairs = zip((output.hidden, tapped.hidden, *tapped.taps), (wanted.hidden, wanted.hidden, *wanted.taps), strict=True)
+    assert all(close(got, want.double()) for got, want in pairs)
 
 
 @EFFORT
