@@ -19,6 +19,8 @@ class GraphPolicy:
         token_buckets: token counts that a step is padded to, ascending; empty means no padding.
         row_buckets: request counts that a step is padded to, ascending; empty means no padding.
         static_shapes: every step must be padded to a bucket, prefill too.
+        prompt_tokens, prompt_rows: sizes that steps with prompts are padded to where shapes are not static, each captured when it is met
+            again; empty means that such steps run as they are.
         at_start: capture all buckets before the first request; otherwise each when it is first needed.
     """
 
@@ -26,6 +28,8 @@ class GraphPolicy:
     token_buckets: tuple[int, ...] = ()
     row_buckets: tuple[int, ...] = ()
     static_shapes: bool = False
+    prompt_tokens: tuple[int, ...] = ()
+    prompt_rows: tuple[int, ...] = ()
     at_start: bool = True
 
     def token_bucket(self, tokens: int) -> int:

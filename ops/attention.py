@@ -87,6 +87,9 @@ class PagedBatch:
         max_query, max_seq: upper bounds on the host, exact or above.
         lengths: exact lengths, where the host has them when the step is planned.
         tree: of drafts that branch; only kernels that say so take it (the reference does), and no other is given one.
+        replayed: the plan serves later steps of the same shapes and bounds too; what it takes from `lengths` is planned again for each.
+        shared: `[R + 1]` int32 or None. A row, then for each row how many of its first keys lie in the same pages as that row's: the same
+            number for all that share, a multiple of 256, and 0 for the others. A kernel may read them once for all.
 
     Of a group of recurrent layers, `block_table` holds each request's pages before the step, then those after it, and `slots` is unused.
     """
@@ -99,6 +102,8 @@ class PagedBatch:
     max_seq: int
     lengths: HostLengths | None = None
     tree: TreeMask | None = None
+    replayed: bool = False
+    shared: torch.Tensor | None = None
 
     def rows(self, first: int, stop: int | None = None) -> PagedBatch:
         """Some requests of a batch with `lengths`, as a batch of their own: its query tokens count from their first one."""

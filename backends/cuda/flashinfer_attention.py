@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+from numpy.typing import NDArray
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts, PagedBatch
 from pagoda.ops.triton.paged_attention import PagedAttention, Part
@@ -22,10 +23,11 @@ WORKSPACE = 1 << 20
 
 
 class Prompts(NamedTuple):
-    """The prompts of a step: a planned wrapper of FlashInfer, and their query tokens."""
+    """The prompts of a step: a planned wrapper of FlashInfer, how many query tokens it is given, and when its plan is on the device."""
 
     wrapper: Any
     tokens: int
+    copied: torch.cuda.Event | None = None
 
 
 class StepParts(NamedTuple):
@@ -34,6 +36,13 @@ class StepParts(NamedTuple):
     prompts: Prompts | None
     rest: tuple[Part, ...]
     covered: bool
+
+
+class Metadata(NamedTuple):
+    """What fa3 is planned from, on the host: query starts, keys of each request."""
+
+    query_start: NDArray[np.int32]
+    seq_lens: NDArray[np.int32]
 
 
 class FlashInferAttention(PlainKernel):
@@ -47,16 +56,19 @@ class FlashInferAttention(PlainKernel):
         self._wrappers: list[Any] = []
         self._turn = 0
 
-    def plan(self, batch: PagedBatch, buffers: Any | None = None) -> StepParts:
+    def plan(self, batch: PagedBatch, buffers: StepParts | None = None) -> StepParts:
         """Prompts are planned on the host from exact lengths; a batch that lacks them goes to Triton as a whole."""
         prompts = batch.lengths.prompts if batch.lengths is not None else 0
+        if batch.replayed and batch.max_query > 1:
+            return self._replayed(batch, prompts, buffers)
         if batch.lengths is None or not prompts:
             plan = self._rest.plan(batch)
             return StepParts(None, plan.parts, plan.covered)
         starts = batch.lengths.query_start
         tokens = int(starts[prompts])
         rest = self._rest.plan(batch.rows(prompts), after=tokens) if prompts < len(batch.lengths.seq_lens) else None
-        wrapper = self._planned(batch, prompts)
+        wrapper = self._next(batch.block_table.device)
+        self._plan(wrapper, batch.block_table[:prompts], Metadata(starts[: prompts + 1], batch.lengths.seq_lens[:prompts]))
         return StepParts(Prompts(wrapper, tokens), rest.parts if rest else (), int(starts[-1]) == batch.slots.shape[0])
 
     def run(
@@ -67,30 +79,47 @@ class FlashInferAttention(PlainKernel):
         shape = (q.shape[0], self.facts.num_heads, self.facts.v_dim)
         out = q.new_empty(shape) if plan.covered else q.new_zeros(shape)
         if plan.prompts is not None:
-            wrapper, tokens = plan.prompts
+            wrapper, tokens, _ = plan.prompts
             # Head-major inside a page, as it lies.
             wrapper.run(q[:tokens], (k_pages.transpose(1, 2), v_pages.transpose(1, 2)), out=out[:tokens])
         for part in plan.rest:
             self._rest.run_part(part, q[part.tokens], k_pages, v_pages, out[part.tokens], sinks, slopes)
         return out
 
-    def _planned(self, batch: PagedBatch, prompts: int) -> Any:
-        assert batch.lengths is not None
-        facts, dtype = self.facts, getattr(torch, self.facts.dtype)
-        wrapper = self._next(batch.block_table.device)
-        width = batch.block_table.shape[1]
+    def _replayed(self, batch: PagedBatch, prompts: int, old: StepParts | None) -> StepParts:
+        """A plan in buffers that stay. The first one is of a prompt that fills the step: what is captured must bear the largest."""
+        tokens, rows = batch.slots.shape[0], batch.seq_lens.shape[0]
+        if old is None:
+            wrapper = self._stable(batch)
+            whole = np.full(rows + 1, tokens, np.int32)
+            whole[0] = 0
+            self._plan(wrapper, batch.block_table, Metadata(whole, whole[1:] * (np.arange(rows) == 0).astype(np.int32)))
+            single = self._rest.part(batch, slice(0, tokens), single=True)
+            return StepParts(Prompts(wrapper, tokens, torch.cuda.Event()), (single,), False)
+        assert batch.lengths is not None and old.prompts is not None and old.prompts.copied is not None
+        # The staging of the last plan is free when it has crossed, which it has when its step runs.
+        old.prompts.copied.synchronize()
+        starts = np.full(rows + 1, batch.lengths.query_start[prompts], np.int32)
+        starts[: prompts + 1] = batch.lengths.query_start[: prompts + 1]
+        lengths = np.zeros(rows, np.int32)
+        lengths[:prompts] = batch.lengths.seq_lens[:prompts]
+        self._plan(old.prompts.wrapper, batch.block_table, Metadata(starts, lengths))
+        old.prompts.copied.record()
+        return old
+
+    def _plan(self, wrapper: Any, table: torch.Tensor, step: Metadata) -> None:
+        facts, dtype, rows = self.facts, getattr(torch, self.facts.dtype), len(step.seq_lens)
         # A request's pages are found from where they begin and its length: rows of the table will do as they are.
         wrapper.plan(
-            torch.from_numpy(batch.lengths.query_start[: prompts + 1].copy()),
-            torch.from_numpy(np.arange(prompts + 1, dtype=np.int32) * width),
-            batch.block_table[:prompts].reshape(-1),
-            torch.ones(prompts, dtype=torch.int32),
+            torch.from_numpy(step.query_start.copy()),
+            torch.from_numpy(np.arange(rows + 1, dtype=np.int32) * table.shape[1]),
+            table.reshape(-1),
+            torch.ones(rows, dtype=torch.int32),
             facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.page_size,
             causal=True, sm_scale=facts.scale, window_left=-1 if facts.window is None else facts.window - 1,
             logits_soft_cap=facts.softcap, q_data_type=dtype, kv_data_type=dtype,
-            seq_lens=torch.from_numpy(batch.lengths.seq_lens[:prompts].copy()),
+            seq_lens=torch.from_numpy(step.seq_lens.copy()),
         )  # fmt: skip
-        return wrapper
 
     def _next(self, device: torch.device) -> Any:
         if len(self._wrappers) < IN_TURN:
@@ -99,3 +128,11 @@ class FlashInferAttention(PlainKernel):
             return self._wrappers[-1]
         self._turn = (self._turn + 1) % IN_TURN
         return self._wrappers[self._turn]
+
+    def _stable(self, batch: PagedBatch) -> Any:
+        rows, device = batch.seq_lens.shape[0], batch.block_table.device
+        starts, indptr, last = (torch.zeros(size, dtype=torch.int32, device=device) for size in (rows + 1, rows + 1, rows))
+        return BatchPrefillWithPagedKVCacheWrapper(
+            torch.empty(WORKSPACE, dtype=torch.uint8, device=device), "HND", use_cuda_graph=True, qo_indptr_buf=starts,
+            paged_kv_indptr_buf=indptr, paged_kv_indices_buf=batch.block_table.reshape(-1), paged_kv_last_page_len_buf=last, backend="fa3",
+        )  # fmt: skip

@@ -160,11 +160,23 @@ def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
         yield attention_case(gen, facts, f"lengths known, {extra}", sorted_, known=True, padding=2, rows=1)
     yield attention_case(gen, base, "lengths known, prompts only", [(7, 7), (5, 33), (130, 140)], known=True)
     yield attention_case(gen, facts_of(dtype, (4, 2), 128, 64), "pages of 64", [(150, 200), (3, 130), (1, 128), (1, 129)], known=True)
+    for case in (attention_case(gen, base, "replayed", sorted_, known=True, padding=3, rows=2), _shared_case(gen, dtype)):
+        yield replace(case, args=(*case.args[:3], replace(case.args[3], replayed=True), *case.args[4:]))
     yield attention_case(gen, base, "many decodes", [(1, 3 * n + 1) for n in range(20)])
     yield attention_case(gen, base, "large logits", mixed, scale=6.0)
     case = attention_case(gen, base, "strided q", mixed)
     yield replace(case, args=(strided(case.args[0]), *case.args[1:]))
     yield from _variants(gen, dtype, mixed)
+
+
+def _shared_case(gen: torch.Generator, dtype: str) -> Case:
+    """Decodes of which all but one begin with the pages of the second."""
+    facts = facts_of(dtype, (4, 2), 32, 32, sinks=True)
+    case = attention_case(gen, facts, "shared beginning", [(1, 40), *((1, 513 + 7 * n) for n in range(5)), (1, 1100)])
+    batch = case.args[3]
+    shared = torch.tensor([1, 0, 512, 512, 512, 512, 512, 0], dtype=torch.int32)
+    batch.block_table[2:6, : 512 // 32] = batch.block_table[1, : 512 // 32]
+    return replace(case, args=(*case.args[:3], replace(batch, shared=shared), *case.args[4:]))
 
 
 def _variants(gen: torch.Generator, dtype: str, mixed: list[tuple[int, int]]) -> Iterator[Case]:

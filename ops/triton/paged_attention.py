@@ -8,14 +8,16 @@ import torch
 import triton
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts, PagedBatch
-from pagoda.ops.triton.paged_kernels import attend, merge
-from pagoda.ops.triton.tiles import Tile, tile_of
+from pagoda.ops.triton.paged_kernels import attend, attend_shared, merge
+from pagoda.ops.triton.tiles import SHARED, Tile, tile_of
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 PROGRAMS = 512
 """Programs of a decode step that keep a large device busy; fewer rows are split over their keys."""
-KEYS = 128
+KEYS = 64
 """Fewest keys of a split."""
+WAVE = 128
+"""Programs of a shared beginning: its tiles are large, one a multiprocessor."""
 
 
 class Part(NamedTuple):
@@ -23,13 +25,17 @@ class Part(NamedTuple):
 
     Attributes:
         batch: the requests; its query tokens are `tokens` of the step's.
-        tile: how it is cut. splits: of the keys, a power of two.
+        tile: how it is cut. splits: of the keys, a power of two. shared: of the keys that decodes share, read once; 0 for none.
+        single: takes the requests of one query token, and leaves the others alone. fewest: leaves alone those of fewer tokens.
     """
 
     batch: PagedBatch
     tokens: slice
     tile: Tile
     splits: int
+    shared: int
+    single: bool
+    fewest: int
 
 
 class AttentionPlan(NamedTuple):
@@ -53,13 +59,15 @@ class PagedAttention(PlainKernel):
         self._descriptors: dict[tuple[object, ...], TensorDescriptor] = {}
 
     def plan(self, batch: PagedBatch, buffers: Any | None = None, after: int = 0) -> AttentionPlan:
-        """Decodes behind prompts get a launch of their own where the host knows the lengths. `after`: tokens that are no concern here."""
+        """Decodes behind prompts get a launch of their own. `after`: tokens before the batch's, which are no concern here."""
         tokens = batch.slots.shape[0]
+        everything = slice(after, after + tokens)
         if batch.max_query <= 1:
-            covered = tokens == batch.seq_lens.shape[0]
-            return AttentionPlan((self.part(batch, slice(after, after + tokens)),), covered)
+            return AttentionPlan((self.part(batch, everything),), tokens == batch.seq_lens.shape[0])
+        if batch.replayed:
+            return AttentionPlan((self.part(batch, everything, fewest=2), self.part(batch, everything, single=True)), False)
         if batch.lengths is None:
-            return AttentionPlan((self.part(batch, slice(0, tokens)),), False)
+            return AttentionPlan((self.part(batch, everything),), False)
         prompts = batch.lengths.prompts
         first = int(batch.lengths.query_start[prompts])
         parts = [self.part(batch.rows(0, prompts), slice(0, first))] if prompts else []
@@ -67,13 +75,16 @@ class PagedAttention(PlainKernel):
             parts.append(self.part(batch.rows(prompts), slice(first, int(batch.lengths.query_start[-1]))))
         return AttentionPlan(tuple(parts), int(batch.lengths.query_start[-1]) == tokens)
 
-    def part(self, batch: PagedBatch, tokens: slice, tile: Tile | None = None, splits: int = 0) -> Part:
+    def part(
+        self, batch: PagedBatch, tokens: slice, tile: Tile | None = None, splits: int = 0, single: bool = False, fewest: int = 0
+    ) -> Part:
         """One launch, with the tile and splits that the table has unless they are given."""
-        facts, single = self.facts, batch.max_query <= 1
-        rows = self.group * min(max(batch.max_query, 1), 128)
+        facts, single = self.facts, single or batch.max_query <= 1
+        rows = self.group * (1 if single else min(max(batch.max_query, 1), 128))
         chosen = tile or tile_of(rows, max(self.block_d, self.block_dv), 4 if facts.dtype == "float32" else 2, facts.page_size)
         chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(self.group)))
-        return Part(batch, tokens, chosen, splits or (self._splits(batch) if single else 1))
+        shared = self._shared(batch) if single else 0
+        return Part(batch, tokens, chosen, splits or (self._splits(batch) if single else 1), shared, single, fewest)
 
     def _splits(self, batch: PagedBatch) -> int:
         """Enough programs for a large device: decode rows × KV heads × splits."""
@@ -81,6 +92,13 @@ class PagedAttention(PlainKernel):
         visible = min(batch.max_seq, self.facts.window or self.facts.chunk or batch.max_seq)
         wanted = min(-(-PROGRAMS // programs), -(-visible // KEYS), 64)
         return int(triton.next_power_of_2(max(wanted, 1)))
+
+    def _shared(self, batch: PagedBatch) -> int:
+        facts = self.facts
+        if batch.shared is None or facts.window or facts.chunk or facts.alibi or not facts.causal or max(self.block_d, self.block_dv) > 128:
+            return 0
+        blocks = -(-batch.seq_lens.shape[0] * self.group // SHARED.rows) * facts.num_kv_heads
+        return min(max(triton.next_power_of_2(WAVE // blocks + 1) // 2, 1), 16)
 
     def run(
         self,
@@ -105,41 +123,63 @@ class PagedAttention(PlainKernel):
         sinks: torch.Tensor | None, slopes: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """One part; q and out hold its tokens alone."""
-        facts, splits, tokens = self.facts, part.splits, q.shape[0]
-        if tokens == 0 or part.batch.seq_lens.shape[0] == 0:
+        facts, slots, requests = self.facts, part.shared + part.splits, part.batch.seq_lens.shape[0]
+        if q.shape[0] == 0 or requests == 0:
             return
         partial = lse = out
-        if splits > 1:
-            partial = torch.empty(tokens, facts.num_heads, splits, facts.v_dim, dtype=torch.float32, device=q.device)
-            lse = torch.empty(tokens, facts.num_heads, splits, 2, dtype=torch.float32, device=q.device)
+        if slots > 1:
+            partial = torch.empty(requests, facts.num_heads, slots, facts.v_dim, dtype=torch.float32, device=q.device)
+            lse = torch.empty(requests, facts.num_heads, slots, 2, dtype=torch.float32, device=q.device)
+        if part.shared:
+            self._attend_shared(part, q, k_pages, v_pages, partial, lse)
         self._attend(part, q, k_pages, v_pages, out, partial, lse, sinks, slopes)
-        if splits > 1:
-            merge[(min(tokens, part.batch.seq_lens.shape[0]), facts.num_heads)](
-                partial, lse, out, out if sinks is None else sinks, out.stride(0), out.stride(1),
-                HEADS=facts.num_heads, DV=facts.v_dim, BLOCK_DV=self.block_dv, SPLITS=splits, SINKS=sinks is not None,
+        if slots > 1:
+            merge[(requests, facts.num_heads)](
+                partial, lse, out, part.batch.query_start, out if sinks is None else sinks, out.stride(0), out.stride(1),
+                HEADS=facts.num_heads, DV=facts.v_dim, BLOCK_DV=self.block_dv, SLOTS=slots, BLOCK_S=triton.next_power_of_2(slots),
+                SINKS=sinks is not None,
             )  # fmt: skip
 
     def _attend(self, part: Part, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, out: torch.Tensor,
                 partial: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None, slopes: torch.Tensor | None) -> None:  # fmt: skip
         facts, batch, tile, requests = self.facts, part.batch, part.tile, part.batch.seq_lens.shape[0]
-        single = batch.max_query <= 1
-        block_q = 1 if single else max(tile.rows // self.group, 1)
-        blocks = requests if single else q.shape[0] // block_q + requests
-        described = tile.descriptor and self._describable(k_pages, v_pages, tile.keys)
-        keys = self._descriptor(k_pages, tile.keys, self.block_d) if described else k_pages
-        values = self._descriptor(v_pages, tile.keys, self.block_dv) if described else v_pages
+        block_q = 1 if part.single else max(tile.rows // self.group, 1)
+        blocks = requests if part.single else q.shape[0] // block_q + requests
+        described, keys, values = self._pages(k_pages, v_pages, tile)
         attend[(blocks, facts.num_kv_heads, part.splits)](
             q, keys, values, out, partial, lse, batch.query_start, batch.seq_lens, batch.block_table,
+            batch.seq_lens if batch.shared is None else batch.shared,
             out if sinks is None else sinks, out if slopes is None else slopes,
             facts.scale, facts.softcap or 0.0, requests, blocks,
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), *k_pages.stride()[:3], *v_pages.stride()[:3],
             batch.block_table.stride(0),
-            HEADS=facts.num_heads, GROUP=self.group, BLOCK_Q=block_q, BLOCK_M=tile.rows, SINGLE=single,
+            HEADS=facts.num_heads, GROUP=self.group, BLOCK_Q=block_q, BLOCK_M=tile.rows, SINGLE=part.single,
             TILE=tile.keys, PAGE=facts.page_size, D=facts.head_dim, DV=facts.v_dim, BLOCK_D=self.block_d, BLOCK_DV=self.block_dv,
             WINDOW=facts.window or 0, CHUNK=facts.chunk or 0, CAUSAL=facts.causal, SOFTCAP=facts.softcap is not None,
-            SINKS=sinks is not None, ALIBI=slopes is not None, SPLITS=part.splits, DESCRIPTOR=described, PRECISION=self.precision,
-            STAGES=tile.stages, num_warps=tile.warps, num_stages=tile.stages,
+            SINKS=sinks is not None, ALIBI=slopes is not None, SPLITS=part.splits, OFFSET=part.shared, SLOTS=part.shared + part.splits,
+            FEWEST=part.fewest, DESCRIPTOR=described, PRECISION=self.precision, STAGES=tile.stages,
+            num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
+
+    def _attend_shared(self, part: Part, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor,
+                       partial: torch.Tensor, lse: torch.Tensor) -> None:  # fmt: skip
+        facts, batch, requests = self.facts, part.batch, part.batch.seq_lens.shape[0]
+        tile = SHARED if facts.dtype != "float32" else SHARED._replace(rows=64, keys=32, descriptor=False)
+        described, keys, values = self._pages(k_pages, v_pages, tile)
+        attend_shared[(-(-requests * self.group // tile.rows), facts.num_kv_heads, part.shared)](
+            q, keys, values, partial, lse, batch.query_start, batch.block_table, batch.shared, facts.scale, facts.softcap or 0.0, requests,
+            q.stride(0), q.stride(1), *k_pages.stride()[:3], *v_pages.stride()[:3], batch.block_table.stride(0),
+            HEADS=facts.num_heads, GROUP=self.group, BLOCK_M=tile.rows, TILE=tile.keys, PAGE=facts.page_size, D=facts.head_dim,
+            DV=facts.v_dim, BLOCK_D=self.block_d, BLOCK_DV=self.block_dv, SOFTCAP=facts.softcap is not None, SPLITS=part.shared,
+            SLOTS=part.shared + part.splits, DESCRIPTOR=described, PRECISION=self.precision, STAGES=tile.stages,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+
+    def _pages(self, k_pages: torch.Tensor, v_pages: torch.Tensor, tile: Tile) -> tuple[bool, Any, Any]:
+        """K and V as the kernel takes them, through descriptors where it can."""
+        if not (tile.descriptor and self._describable(k_pages, v_pages, tile.keys)):
+            return False, k_pages, v_pages
+        return True, self._descriptor(k_pages, tile.keys, self.block_d), self._descriptor(v_pages, tile.keys, self.block_dv)
 
     def _describable(self, k_pages: torch.Tensor, v_pages: torch.Tensor, keys: int) -> bool:
         """A tile is a whole part of a page, and strides and addresses are multiples of 16 bytes."""

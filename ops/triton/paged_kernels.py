@@ -1,4 +1,4 @@
-"""The Triton programs of paged attention: one for prompts and split decodes, and one that merges splits (arXiv:2205.14135, 2309.06180).
+"""The Triton programs of paged attention: prompts and split decodes, beginnings that decodes share (arXiv:2402.05099), merging of splits.
 
 A program takes a block of query tokens of one request with all the query heads of one KV head, so K and V are read once per group.
 Tiles that every row of the block sees whole need no mask, and run in a loop of their own. Where a tile is a page, or a whole part of
@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+STEP = ["query_start", "seq_lens", "table", "shared"]
+"""Arrays of a step, which begin anywhere: a compiled kernel must not depend on it."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -98,28 +100,32 @@ def _walk(acc, total, top, query, k_pages, v_pages, table, low, stop, begin, hig
     return acc, total, top
 
 
-@triton.jit(do_not_specialize=["num_requests", "num_blocks", "table_r"])
-def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sinks, slopes,
+@triton.jit(do_not_specialize=["num_requests", "num_blocks", "table_r"], do_not_specialize_on_alignment=STEP)
+def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, shared, sinks, slopes,
            scale, softcap, num_requests, num_blocks, q_t, q_h, o_t, o_h, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, table_r,
            HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, SINGLE: tl.constexpr,
            TILE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
            BLOCK_DV: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAUSAL: tl.constexpr,
-           SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, SPLITS: tl.constexpr,
-           DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """Blocks × KV heads × splits. SINGLE: a block is a request of one query token at most. Later blocks see more, and start first."""
+           SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, SPLITS: tl.constexpr, OFFSET: tl.constexpr,
+           SLOTS: tl.constexpr, FEWEST: tl.constexpr, DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr,
+           STAGES: tl.constexpr):  # fmt: skip
+    """Blocks × KV heads × splits. SINGLE: a block is a request, and those with other than one query token are left alone; otherwise those
+    with fewer than FEWEST. Later blocks see more, and start first. Partial results lie by request, this launch's in slots OFFSET … of
+    SLOTS; OFFSET > 0: other slots have the keys that `shared` counts.
+    """
     kv_head, split = tl.program_id(1), tl.program_id(2)
     if SINGLE:
         request = tl.program_id(0)
         first = tl.load(query_start + request)
         queries = tl.load(query_start + request + 1) - first
-        start = 0
+        start = tl.where(queries == 1, 0, queries)
     else:
         block = num_blocks - 1 - tl.program_id(0)
         request = _find_request(query_start, block, num_requests, BLOCK_Q)
         first = tl.load(query_start + request)
         queries = tl.load(query_start + request + 1) - first
         start = (block - (first // BLOCK_Q + request)) * BLOCK_Q
-    if start >= queries:
+    if (start >= queries) | (queries < FEWEST):
         return
     seq_len = tl.load(seq_lens + request)
     m = tl.arange(0, BLOCK_M)
@@ -142,6 +148,8 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, si
         begin, whole = tl.maximum(lowest - WINDOW + 1, 0), tl.maximum(highest - WINDOW + 1, 0)
     if CHUNK > 0:
         begin, whole = tl.maximum(begin, lowest // CHUNK * CHUNK), tl.maximum(whole, highest // CHUNK * CHUNK)
+    if OFFSET > 0:
+        begin = tl.load(shared + 1 + request)
     # Keys before `begin` may lie in dropped pages, whose content is anything: they are masked even inside the first tile.
     first_tile = begin // TILE * TILE
     per_split = tl.cdiv(tl.cdiv(last - first_tile, TILE), SPLITS) * TILE
@@ -166,8 +174,8 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, si
                             scale, softcap, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV, WINDOW, CHUNK,
                             CAUSAL, SOFTCAP, ALIBI, DESCRIPTOR, PRECISION, False, 1)  # fmt: skip
 
-    if SPLITS > 1:
-        base = (token * HEADS + head) * SPLITS + split
+    if SLOTS > 1:
+        base = (request.to(tl.int64) * HEADS + head) * SLOTS + OFFSET + split
         tl.store(part + base[:, None] * DV + dv[None, :], acc, mask=valid[:, None] & (dv < DV)[None, :])
         tl.store(lse + base * 2, top, mask=valid)
         tl.store(lse + base * 2 + 1, total, mask=valid)
@@ -183,14 +191,51 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, si
                  mask=valid[:, None] & (dv < DV)[None, :])  # fmt: skip
 
 
-@triton.jit
-def merge(part, lse, out, sinks, o_t, o_h, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
-          SPLITS: tl.constexpr, SINKS: tl.constexpr):  # fmt: skip
-    """Tokens × heads: the splits of one output row."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    s, dv = tl.arange(0, SPLITS), tl.arange(0, BLOCK_DV)
-    base = (token * HEADS + head) * SPLITS + s
-    tops, totals = tl.load(lse + base * 2), tl.load(lse + base * 2 + 1)
+@triton.jit(do_not_specialize=["rows", "table_r"], do_not_specialize_on_alignment=["query_start", "table", "shared"])
+def attend_shared(q, k_pages, v_pages, part, lse, query_start, table, shared, scale, softcap, rows, q_t, q_h,
+                  kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, table_r,
+                  HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
+                  D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, SOFTCAP: tl.constexpr,
+                  SPLITS: tl.constexpr, SLOTS: tl.constexpr, DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr,
+                  STAGES: tl.constexpr):  # fmt: skip
+    """Blocks of decodes × KV heads × splits: the keys that they share, read once for a block, into slots 0 … SPLITS of SLOTS."""
+    block, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    row, head = m // GROUP, kv_head * GROUP + m % GROUP
+    valid = row < rows
+    leader = tl.load(shared)
+    length = tl.load(shared + 1 + leader)
+    member = valid & (tl.load(shared + 1 + row, mask=valid, other=0) > 0)
+    token = tl.load(query_start + row, mask=valid, other=0).to(tl.int64)
+    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    query = tl.load(q + token[:, None] * q_t + head[:, None] * q_h + d[None, :], mask=member[:, None] & (d < D)[None, :], other=0.0)
+    per_split = tl.cdiv(tl.cdiv(length, TILE), SPLITS) * TILE
+    low = split * per_split
+    high = tl.minimum(low + per_split, length)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table + leader * table_r, low, high, 0, high, kv_head, row, member,
+                            total, scale, softcap, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV, 0, 0,
+                            True, SOFTCAP, False, DESCRIPTOR, PRECISION, True, STAGES)  # fmt: skip
+    base = (row.to(tl.int64) * HEADS + head) * SLOTS + split
+    tl.store(part + base[:, None] * DV + dv[None, :], acc, mask=member[:, None] & (dv < DV)[None, :])
+    tl.store(lse + base * 2, tl.where(member, top, float("-inf")), mask=valid)
+    tl.store(lse + base * 2 + 1, tl.where(member, total, 0.0), mask=valid)
+
+
+@triton.jit(do_not_specialize_on_alignment=["query_start"])
+def merge(part, lse, out, query_start, sinks, o_t, o_h, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+          SLOTS: tl.constexpr, BLOCK_S: tl.constexpr, SINKS: tl.constexpr):  # fmt: skip
+    """Requests × heads: the slots of one decode's output row."""
+    request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tl.load(query_start + request).to(tl.int64)
+    if tl.load(query_start + request + 1) - token != 1:
+        return
+    s, dv = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_DV)
+    base = (request * HEADS + head) * SLOTS + s
+    tops = tl.load(lse + base * 2, mask=s < SLOTS, other=float("-inf"))
+    totals = tl.load(lse + base * 2 + 1, mask=s < SLOTS, other=0.0)
     top = tl.max(tops, 0)
     if SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * LOG2E

@@ -29,7 +29,11 @@ def tile_of(rows: int, dim: int, nbytes: int, page: int) -> Tile:
     """The tile for blocks of up to `rows` rows, heads of `dim` numbers, `nbytes` each, pages of `page` tokens."""
     wide = dim > 128 or nbytes > 2
     if rows <= 16:
-        return Tile(16, 32 if wide else 64, 4, 3, False)
+        return Tile(16, 32, 4, 3, False) if wide else Tile(16, 64, 2, 4, page % 64 == 0)
     if rows <= 64 or wide:
         return Tile(64 if dim <= 128 else 32, 32 if wide else 64, 4, 2, False)
-    return Tile(PROMPT_ROWS, 64, 8, 3, page % 64 == 0)
+    return Tile(PROMPT_ROWS, 64, 4, 3, page % 64 == 0) if page % 64 == 0 else Tile(PROMPT_ROWS, 64, 8, 3, False)
+
+
+SHARED = Tile(128, 64, 4, 3, True)
+"""For keys that decodes share: many rows meet each tile, as in a prompt."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pagoda.hal.device import Device
 from pagoda.hal.memory import MemoryKind
 from pagoda.ops.attention import HostLengths, PagedBatch, TreeMask
+from pagoda.serving.engine.cascade import shared_beginnings
 from pagoda.serving.engine.layout import DIMS, DTYPES, HEADER_WORDS, Layout, layout_of
 from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
 from pagoda.serving.engine.samples import Samples, branches, samples_of
@@ -55,6 +56,7 @@ class StepBatch:
         max_query, max_seq: exact bounds on the host.
         top_logprobs: largest top-k asked for. samples: what is sampled, on the host.
         lengths: of the rows, exact; None in decode steps, whose kernels need none of the host.
+        shared: of each cache group, whether its rows share a beginning (`PagedBatch.shared`).
     """
 
     layout: Layout
@@ -69,6 +71,7 @@ class StepBatch:
     top_logprobs: int
     samples: Samples
     lengths: HostLengths | None = None
+    shared: tuple[bool, ...] = ()
 
     @property
     def every_row_sampled(self) -> bool:
@@ -76,7 +79,7 @@ class StepBatch:
         return self.uniform and self.num_samples == self.num_rows
 
     def groups(self, tables: tuple[torch.Tensor, ...] | None = None, max_seq: int | None = None) -> tuple[PagedBatch, ...]:
-        """A `PagedBatch` per cache group; captured steps bring stable `tables` and their own bound of lengths, and know none exactly."""
+        """A `PagedBatch` per cache group; captured steps bring stable `tables` and their own bound of lengths."""
         views = self.views
         count = self.layout.dims[DIMS.index("groups")]
         return tuple(
@@ -85,10 +88,12 @@ class StepBatch:
                 seq_lens=views["seq_lens"],
                 block_table=tables[group] if tables is not None else views[f"table{group}"],
                 slots=views["kv_slots"][group],
-                max_query=self.max_query,
+                max_query=self.max_query if tables is None or self.uniform else len(views["token_ids"]),
                 max_seq=self.max_seq if max_seq is None else max_seq,
-                lengths=self.lengths if tables is None else None,
                 tree=TreeMask(views["tree_nodes"], views["tree_seen"]) if "tree_nodes" in views else None,
+                lengths=self.lengths,
+                replayed=tables is not None,
+                shared=views["shared"][group] if self.shared and self.shared[group] else None,
             )
             for group in range(count)
         )
@@ -119,7 +124,7 @@ class BatchPacker:
 
         The buffer is used again `depth + 1` calls later: by then the caller must have seen this step's result.
         """
-        columns = _columns(plan, self.slots, bucket or Bucket(), extras or Extras(), len(self.page_sizes))
+        columns = _columns(plan, self.slots, bucket or Bucket(), extras or Extras(), self.page_sizes)
         layout = layout_of(tuple(columns.dims.get(name, 0) for name in DIMS))
         if layout.nbytes > self._capacity:
             self._grow(layout.nbytes)
@@ -190,6 +195,7 @@ class _Columns:
     use: int
     rare: dict[str, NDArray[Any]]
     tree: Tree | None
+    shared: tuple[IntArray | None, ...]
 
     def fill(self, out: Arrays, page_sizes: tuple[int, ...]) -> None:
         plan, tokens, rows = self.plan, self.plan.num_tokens, self.plan.num_rows
@@ -211,6 +217,8 @@ class _Columns:
             _put(out["adapters"], plan.adapters[owner], pad=-1)
         for group, size in enumerate(page_sizes):
             self._fill_group(out, group, size, owner, places)
+            shared = self.shared[group]
+            _put(out["shared"][group], _NOTHING if shared is None else shared)
         if self._pads_rows:
             self._pad_uniform(out)
         self._fill_samples(out)
@@ -233,6 +241,7 @@ class _Columns:
             top_logprobs=int(asked.max()) if self.use & Use.LOGPROBS else 0,
             samples=self.samples,
             lengths=None if plan.num_tokens == plan.num_rows else self._lengths(),
+            shared=tuple(shared is not None for shared in self.shared),
         )
 
     def _lengths(self) -> HostLengths:
@@ -276,6 +285,9 @@ class _Columns:
             _put(out[name], getattr(slots, name)[chosen])
 
 
+_NOTHING = np.zeros(0, np.int32)
+
+
 def _put(out: NDArray[Any], values: NDArray[Any], pad: int = 0) -> None:
     """Write along the last axis, or along the first of a matrix of rows; what is left over is padding."""
     if out.shape == values.shape:
@@ -291,7 +303,7 @@ def _put(out: NDArray[Any], values: NDArray[Any], pad: int = 0) -> None:
         out[values.shape[0] :] = pad
 
 
-def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extras, groups: int) -> _Columns:
+def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extras, page_sizes: tuple[int, ...]) -> _Columns:
     samples = samples_of(plan)
     chosen = plan.slots[samples.rows]
     # A grammar's masks come with the plan; for the sampler they are one use with a slot's own allowed tokens.
@@ -308,7 +320,7 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
         "samples": rows if bucket.rows else len(samples.rows),
         "sampling": int(bool(use & Use.RANDOM)),
         "axes": 1 if extras.positions is None else len(extras.positions),
-        "groups": groups,
+        "groups": len(page_sizes),
         "adapters": int(plan.adapters is not None),
         "drafts": plan.drafts.shape[1] if plan.drafts is not None else 0,
         "parents": plan.parents.shape[1] if plan.parents is not None else 0,
@@ -323,7 +335,7 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
         "logprobs": len(rare.get("logprob_rows", ())),
         "spans": len(rare.get("span_rows", ())),
     }
-    return _Columns(plan, bucket, extras, dims, slots, samples, chosen, use, rare, tree)
+    return _Columns(plan, bucket, extras, dims, slots, samples, chosen, use, rare, tree, shared_beginnings(plan, page_sizes))
 
 
 def _rare(plan: StepPlan, slots: SamplingSlots, samples: Samples, use: int, extras: Extras) -> dict[str, NDArray[Any]]:

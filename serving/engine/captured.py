@@ -20,6 +20,11 @@ DRAWS = Use.RANDOM | Use.FILTER
 """Uses that change a step without changing the number of its rows."""
 
 
+def bucket_of(sizes: tuple[int, ...], wanted: int) -> int | None:
+    """The smallest of ascending `sizes` that holds `wanted`."""
+    return next((size for size in sizes if size >= wanted), None)
+
+
 class Captured(NamedTuple):
     """A replay, and the stable metadata that `Model.plan` writes into before each."""
 
@@ -28,7 +33,8 @@ class Captured(NamedTuple):
 
 
 class CapturedSteps:
-    """What a device with captured or traced steps runs; decode steps, and on devices with static shapes all steps.
+    """What a device with captured or traced steps runs; decode steps, steps with prompts where the device's policy has sizes for them,
+    and on devices with static shapes all steps.
 
     A step whose sampling depends on how many rows want what ends with its logits; the sampler then runs after the replay. Other
     steps sample inside. Results are copied into buffers that all buckets share, so that a bucket keeps no output of its own.
@@ -43,9 +49,10 @@ class CapturedSteps:
         self._policy = device.graphs.policy
         self._steps: dict[tuple[object, ...], Captured] = {}
         self._generation = 0
+        self._met: set[Bucket] = set()
         if self._policy.mode == "eager":
             return
-        rows = max(rows, self._policy.row_bucket(rows))
+        rows = max(rows, self._policy.row_bucket(rows), bucket_of(self._policy.prompt_rows, rows) or 0)
         alloc = device.memory.alloc
         self._tables = tuple(alloc(MemoryKind.WORK, (rows, width), torch.int32).zero_() for width in pages.table_widths(longest))
         self._tokens = alloc(MemoryKind.WORK, (rows,), torch.int64).zero_()
@@ -60,13 +67,34 @@ class CapturedSteps:
         """The sizes that a step is padded to; None where it runs as it is."""
         policy = self._policy
         uniform = plan.num_tokens == plan.num_rows
-        if policy.mode == "eager" or not (uniform or policy.static_shapes) or plan.drafts is not None:
+        if policy.mode == "eager" or plan.drafts is not None:
             return None
+        if not (uniform or policy.static_shapes):
+            return self._prompt_bucket(plan)
         rows = policy.row_bucket(plan.num_rows)
         tokens = rows if uniform else policy.token_bucket(plan.num_tokens)
         if rows not in policy.row_buckets or not (uniform or tokens in policy.token_buckets):
             return None
         return Bucket(tokens, rows)
+
+    def _prompt_bucket(self, plan: StepPlan) -> Bucket | None:
+        """Sizes that come once are not worth a capture."""
+        tokens = bucket_of(self._policy.prompt_tokens, plan.num_tokens)
+        rows = bucket_of(self._policy.prompt_rows, plan.num_rows)
+        if tokens is None or rows is None or rows > len(self._tokens):
+            return None
+        bucket = Bucket(tokens, rows)
+        met = bucket in self._met
+        self._met.add(bucket)
+        return bucket if met else None
+
+    def prompt_buckets(self, tokens: int, rows: int) -> tuple[Bucket, ...]:
+        """What is captured at start of steps with prompts: those of `tokens`, the most of a step, with up to `rows` rows."""
+        sizes, policy = bucket_of(self._policy.prompt_tokens, tokens), self._policy
+        most = bucket_of(policy.prompt_rows, rows) or 0
+        if policy.mode == "eager" or not policy.at_start or sizes is None:
+            return ()
+        return tuple(Bucket(sizes, size) for size in policy.prompt_rows if size <= min(most, tokens))
 
     def row_buckets(self, most: int) -> tuple[int, ...]:
         """Sizes to capture at start, decode steps up to `most` rows; largest first: later ones then fit into the memory of earlier ones."""
@@ -104,6 +132,7 @@ class CapturedSteps:
             batch.every_row_sampled,
             "adapters" in batch.views,
             fused,
+            batch.shared,
         )
         if not fused:
             return (*shape, int(batch.use & Use.RANDOM))  # which decides where the step's arrays lie

@@ -34,6 +34,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("adapters", "int32", ("tokens", "adapters")),
     ("query_start", "int32", ("bounds",)),
     ("seq_lens", "int32", ("rows",)),
+    ("shared", "int32", ("groups", "bounds")),
     ("drafts", "int32", ("rows", "drafts")),
     ("parents", "int32", ("rows", "parents")),
     ("tree_nodes", "int32", ("rows", "trees")),

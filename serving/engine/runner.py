@@ -18,7 +18,7 @@ from pagoda.hal.stream import Stream
 from pagoda.hal.table import KernelTable
 from pagoda.models.model import Model
 from pagoda.serving.engine.adapter_store import AdapterStore
-from pagoda.serving.engine.batch import BatchPacker, StepBatch
+from pagoda.serving.engine.batch import BatchPacker, Bucket, StepBatch
 from pagoda.serving.engine.captured import CapturedSteps
 from pagoda.serving.engine.forward import Forward
 from pagoda.serving.engine.layout import HEADER_WORDS
@@ -108,6 +108,8 @@ class Runner:
         for adapted, params in kinds if buckets else ():
             for rows, length in ((1, longest), *WARM_PROMPTS):
                 self.run(self._dummy(min(rows, most), max(1, min(length, longest // rows)), params, adapted))
+            for bucket in self._captured.prompt_buckets(self.limits.max_num_batched_tokens, most) * 2:
+                self.run(self._dummy_prompts(bucket, params, adapted))
             for rows in buckets:
                 self.run(self._dummy(min(rows, most), 1, params, adapted))
 
@@ -199,6 +201,13 @@ class Runner:
         admissions = tuple(Admission(slot, params, (0,)) for slot in range(rows))
         adapters = zeros if adapted else None
         return StepPlan(0, slots, zeros, ones * length, ids, tables, ones > 0, zeros > 0, zeros, admissions, adapters=adapters)
+
+    def _dummy_prompts(self, bucket: Bucket, params: SamplingParams, adapted: bool) -> StepPlan:
+        """A step with prompts that falls into `bucket`."""
+        assert bucket.rows is not None and bucket.tokens is not None
+        rows = min(bucket.rows, self.limits.max_num_seqs)
+        tokens = min(bucket.tokens, self.limits.max_num_batched_tokens, rows * self.limits.max_model_len)
+        return self._dummy(rows, max(tokens // rows, 2), params, adapted)
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> tuple[PromptLogprobs, ...]:
         rows = self._slots.rows_with(plan.slots, Use.PROMPT_LOGPROBS)

@@ -22,6 +22,7 @@ from pagoda.backends.torch_host.graphs import EagerGraphs
 from pagoda.hal.graphs import GraphPolicy
 from pagoda.hal.info import Feature
 SIZES = (1, 2, 4, 8, 16, 64)
+PROMPTS = (8, 16, 32, 64, 128, 256)
 class Captured(CpuBackend):
     name = "{name}"
     def describe(self, model=None):
@@ -30,7 +31,8 @@ class Captured(CpuBackend):
     def open(self, index=0):
         device = super().open(index)
         device.info = self.describe()
-        device.graphs = EagerGraphs(GraphPolicy("captured", SIZES, SIZES, static_shapes={static}))
+        policy = GraphPolicy("captured", SIZES, SIZES, static_shapes={static}, prompt_tokens=PROMPTS, prompt_rows=(2, 16))
+        device.graphs = EagerGraphs(policy)
         return device
 """
 
