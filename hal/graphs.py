@@ -21,6 +21,7 @@ class GraphPolicy:
         static_shapes: every step must be padded to a bucket, prefill too.
         prompt_tokens, prompt_rows: sizes that steps with prompts are padded to where shapes are not static, each captured when it is met
             again; empty means that such steps run as they are.
+        shared: decode steps have a second form for rows that share a beginning, which attention then reads once.
         at_start: capture all buckets before the first request; otherwise each when it is first needed.
     """
 
@@ -30,6 +31,7 @@ class GraphPolicy:
     static_shapes: bool = False
     prompt_tokens: tuple[int, ...] = ()
     prompt_rows: tuple[int, ...] = ()
+    shared: bool = False
     at_start: bool = True
 
     def token_bucket(self, tokens: int) -> int:

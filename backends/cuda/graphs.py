@@ -10,10 +10,7 @@ from pagoda.hal.errors import DeviceError
 from pagoda.hal.graphs import GraphPolicy, Replay
 
 ROWS = (1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32))
-"""Decode sizes that are captured; larger steps run eagerly."""
-PROMPT_TOKENS = (*range(256, 4096, 256), *range(4096, 8192, 512), *range(8192, 16385, 1024))
-PROMPT_ROWS = (16, 64, 256, 512)
-"""Sizes of steps with prompts: padding costs up to a sixth of one, a launch of each kernel from the host costs more."""
+"""Decode sizes that are captured; larger steps, and those with prompts, run eagerly."""
 
 
 class CudaReplay:
@@ -33,7 +30,7 @@ class CudaGraphs:
     """Capture of steps on one GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self.policy = GraphPolicy("captured", ROWS, ROWS, prompt_tokens=PROMPT_TOKENS, prompt_rows=PROMPT_ROWS)
+        self.policy = GraphPolicy("captured", ROWS, ROWS)
         self._device = device
         self._pool: Any = None
         self._keeper: torch.cuda.CUDAGraph | None = None

@@ -124,7 +124,7 @@ class BatchPacker:
 
         The buffer is used again `depth + 1` calls later: by then the caller must have seen this step's result.
         """
-        columns = _columns(plan, self.slots, bucket or Bucket(), extras or Extras(), self.page_sizes)
+        columns = _columns(plan, self.slots, bucket or Bucket(), extras or Extras(), self.page_sizes, self.device.graphs.policy.shared)
         layout = layout_of(tuple(columns.dims.get(name, 0) for name in DIMS))
         if layout.nbytes > self._capacity:
             self._grow(layout.nbytes)
@@ -303,7 +303,7 @@ def _put(out: NDArray[Any], values: NDArray[Any], pad: int = 0) -> None:
         out[values.shape[0] :] = pad
 
 
-def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extras, page_sizes: tuple[int, ...]) -> _Columns:
+def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extras, page_sizes: tuple[int, ...], share: bool) -> _Columns:
     samples = samples_of(plan)
     chosen = plan.slots[samples.rows]
     # A grammar's masks come with the plan; for the sampler they are one use with a slot's own allowed tokens.
@@ -313,6 +313,7 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
     tree = tree_of(plan) if plan.drafts is not None and plan.parents is not None and branches(plan.drafts, plan.parents) else None
     if tree is not None:
         rare.update(tree_nodes=tree.nodes, tree_seen=tree.seen)
+    shared = shared_beginnings(plan, page_sizes) if share else (None,) * len(page_sizes)
     dims = {
         "tokens": bucket.tokens or plan.num_tokens,
         "rows": rows,
@@ -335,7 +336,7 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
         "logprobs": len(rare.get("logprob_rows", ())),
         "spans": len(rare.get("span_rows", ())),
     }
-    return _Columns(plan, bucket, extras, dims, slots, samples, chosen, use, rare, tree, shared_beginnings(plan, page_sizes))
+    return _Columns(plan, bucket, extras, dims, slots, samples, chosen, use, rare, tree, shared)
 
 
 def _rare(plan: StepPlan, slots: SamplingSlots, samples: Samples, use: int, extras: Extras) -> dict[str, NDArray[Any]]:

@@ -97,7 +97,8 @@ def test_greedy_steps_carry_no_sampling_columns() -> None:
     plan = make_plan([3, 9], [1, 1])
     batch = packer(admitted(plan, SamplingParams(temperature=0), SamplingParams(temperature=0))).pack(plan)
     expected = {
-        "positions", "kv_slots", "sample_rows", "sample_slots", "token_ids", "token_slots", "query_start", "seq_lens", "table0", "table1"
+        "positions", "kv_slots", "sample_rows", "sample_slots", "token_ids", "token_slots", "query_start", "seq_lens", "shared",
+        "table0", "table1",
     }  # fmt: skip
     assert set(batch.views) == expected and batch.use == 0 and batch.uniform
 
