@@ -57,6 +57,7 @@ class StepBatch:
         top_logprobs: largest top-k asked for. samples: what is sampled, on the host.
         lengths: of the rows, exact; None in decode steps, whose kernels need none of the host.
         shared: of each cache group, whether its rows share a beginning (`PagedBatch.shared`).
+        taps: layers whose hidden states are wanted, of the tokens in the view `tap_rows`.
     """
 
     layout: Layout
@@ -72,6 +73,7 @@ class StepBatch:
     samples: Samples
     lengths: HostLengths | None = None
     shared: tuple[bool, ...] = ()
+    taps: tuple[int, ...] = ()
 
     @property
     def every_row_sampled(self) -> bool:
@@ -242,6 +244,7 @@ class _Columns:
             samples=self.samples,
             lengths=None if plan.num_tokens == plan.num_rows else self._lengths(),
             shared=tuple(shared is not None for shared in self.shared),
+            taps=plan.taps,
         )
 
     def _lengths(self) -> HostLengths:
@@ -335,6 +338,8 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
         "words": (slots.vocab + 31) // 32,
         "logprobs": len(rare.get("logprob_rows", ())),
         "spans": len(rare.get("span_rows", ())),
+        "taps": len(rare.get("tap_layers", ())),
+        "tapped": len(rare.get("tap_rows", ())),
     }
     return _Columns(plan, bucket, extras, dims, slots, samples, chosen, use, rare, tree, shared)
 
@@ -347,6 +352,9 @@ def _rare(plan: StepPlan, slots: SamplingSlots, samples: Samples, use: int, extr
         rare["drafts"] = plan.drafts
     if plan.parents is not None:
         rare["parents"] = plan.parents
+    if plan.tapped is not None:
+        rare["tap_layers"] = np.array(plan.taps, np.int32)
+        rare["tap_rows"] = np.flatnonzero(np.repeat(plan.tapped, plan.lengths))
     if use & Use.PENALTY:
         rows = slots.rows_with(chosen, Use.PENALTY)
         rare["penalty_rows"] = rows

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from pagoda.hal.device import Device
 from pagoda.hal.memory import MemoryKind
-from pagoda.models.model import Model, ModelInputs
+from pagoda.models.model import Model, ModelInputs, ModelOutput
 from pagoda.ops.attention import PagedBatch
 from pagoda.serving.engine.batch import StepBatch
 from pagoda.serving.engine.plan import Admission
@@ -15,10 +15,12 @@ from pagoda.serving.engine.sampler import Sampled, Sampler
 
 
 class StepTensors(NamedTuple):
-    """What a step leaves on the device: the sample of the sampled rows, and hidden states `[T, width]`."""
+    """What a step leaves on the device: the sample of the sampled rows, hidden states `[T, width]`, and those of tapped layers for the
+    tokens that were asked for, `[L, N, width]` float32."""
 
     sampled: Sampled
     hidden: torch.Tensor
+    taps: torch.Tensor | None
 
 
 class Forward:
@@ -43,20 +45,27 @@ class Forward:
 
     def __call__(self, batch: StepBatch) -> StepTensors:
         groups = batch.groups()
-        hidden = self.hidden(batch, groups, self.model.plan(groups))
-        logits = self.logits(batch, hidden)
-        return StepTensors(self.nothing() if logits is None else self.sample(logits, batch), hidden)
+        output = self.output(batch, groups, self.model.plan(groups))
+        logits = self.logits(batch, output.hidden)
+        sampled = self.nothing() if logits is None else self.sample(logits, batch)
+        rows = batch.views.get("tap_rows")
+        taps = torch.stack([tap[rows].float() for tap in output.taps]) if rows is not None else None
+        return StepTensors(sampled, output.hidden, taps)
 
     def hidden(self, batch: StepBatch, groups: tuple[PagedBatch, ...], plans: tuple[Any, ...]) -> torch.Tensor:
         """The model's last hidden states; writes this step's K and V."""
+        return self.output(batch, groups, plans).hidden
+
+    def output(self, batch: StepBatch, groups: tuple[PagedBatch, ...], plans: tuple[Any, ...]) -> ModelOutput:
+        """The same with those of the layers that the step taps."""
         views = batch.views
         ids = views["token_ids"]
         token_ids = torch.where(ids < 0, self.last_tokens[views["token_slots"]], ids)
         positions = views["positions"]
         lengths = self._lengths[views["token_slots"]] if self._lengths is not None else None
         positions = positions[0] if len(positions) == 1 else positions
-        inputs = ModelInputs(token_ids, positions, groups, plans, adapters=views.get("adapters"), lengths=lengths)
-        return self.model.forward(inputs).hidden
+        inputs = ModelInputs(token_ids, positions, groups, plans, taps=batch.taps, adapters=views.get("adapters"), lengths=lengths)
+        return self.model.forward(inputs)
 
     def logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor | None:
         """`[S, V]` of the sampled rows, None where there are none."""

@@ -56,12 +56,14 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("logprob_rows", "int64", ("logprobs",)),
     ("span_rows", "int64", ("spans",)),
     ("span_sources", "int64", ("spans",)),
+    ("tap_layers", "int32", ("taps",)),
+    ("tap_rows", "int64", ("tapped",)),
 )
 
 DIMS: tuple[str, ...] = (
     "tokens", "rows", "bounds", "samples", "sampling", "axes", "groups", "adapters", "drafts", "parents", "trees",
     *(f"width{group}" for group in range(MAX_GROUPS)),
-    "penalties", "paths", "verified", "edits", "masks", "words", "logprobs", "spans",
+    "penalties", "paths", "verified", "edits", "masks", "words", "logprobs", "spans", "taps", "tapped",
 )  # fmt: skip
 
 SWITCHES = ("sampling", "adapters", "trees", "verified")

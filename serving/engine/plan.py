@@ -79,6 +79,7 @@ class StepPlan:
             that of the one after the known tokens.
         adapters: optional `[R]` int32 device slot of each row's adapter, −1 for none; None where no row has one.
         placements: adapters to put into device slots before the step.
+        taps: layers whose hidden states the step gives. tapped: `[R]` bool, of whose tokens; None where `taps` is empty.
         stop_after: no row outlives this step count (multi-step replays); 1 means a single step.
     """
 
@@ -100,6 +101,8 @@ class StepPlan:
     parents: IntArray | None = None
     adapters: IntArray | None = None
     placements: tuple[Placement, ...] = ()
+    taps: tuple[int, ...] = ()
+    tapped: BoolArray | None = None
     stop_after: int = 1
 
     @property
@@ -130,7 +133,8 @@ class StepResult:
         tokens: `[S, k]` int32; `counts` `[S]` int32 says how many of each row are valid (1 without drafts).
         logprobs: sampled-row index → `RowLogprobs` with N = count, for rows that asked.
         prompt_logprobs: row index → `RowLogprobs` over this chunk's *next* tokens, for rows that asked.
-        hidden, experts: named-layer states and routed experts, where asked for.
+        hidden: row index → `[L, N, width]` float32, what the plan's `taps` gave after the layer, of the row's tokens: all but rejected
+            drafts, accepted ones along their path. experts: routed experts, where asked for.
         bad_rows: sampled rows whose logits held NaN; they are failed, not served.
         in_place: `[S]` int32, of a step with drafts: accepted ones whose K and V lie where the sequence's own would; those of another
             branch of a tree are computed again. None: all of them.
@@ -141,7 +145,7 @@ class StepResult:
     counts: IntArray
     logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
-    hidden: Any = None
+    hidden: dict[int, FloatArray] = field(default_factory=dict)
     experts: Any = None
     bad_rows: tuple[int, ...] = ()
     in_place: IntArray | None = None

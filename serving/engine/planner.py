@@ -160,6 +160,8 @@ class Planner:
             parents=drafts[1] if drafts is not None else None,
             adapters=self._adapters(slots),
             placements=self._ledger.adapters.take_placements(),
+            taps=self._speculator.taps if self._speculator is not None else (),
+            tapped=self._speculator.tapped(slots) if self._speculator is not None else None,
         )
         self._ledger.hold_copied(plan)
         if self._ledger.states is not None:

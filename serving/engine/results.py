@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from pagoda.hal.device import Device
 from pagoda.hal.stream import Event, Stream
-from pagoda.serving.engine.plan import IntArray, LongArray, RowLogprobs, StepPlan, StepResult
+from pagoda.serving.engine.plan import FloatArray, IntArray, LongArray, RowLogprobs, StepPlan, StepResult
 from pagoda.serving.engine.sampler import Logprobs, Sampled
 from pagoda.serving.engine.samples import Accepted, Samples, accepted
 
@@ -55,6 +55,7 @@ class Pending:
             counts=kept.counts,
             logprobs=_of_rows(self.logprob_rows, kept, flat, arrays) if len(self.logprob_rows) else {},
             prompt_logprobs={prompt.row: RowLogprobs(prompt.token_ids.astype(np.int32), *_four(arrays)) for prompt in self.prompts},
+            hidden=hidden_rows(self.plan, self.samples, kept, next(arrays)) if self.plan.tapped is not None else {},
             bad_rows=_rows_of(kept, bad) if bad.any() else (),
             in_place=kept.in_place if self.plan.drafts is not None else None,
         )
@@ -82,13 +83,16 @@ class ResultCopier:
         sampled: Sampled,
         logprob_rows: LongArray,
         prompts: tuple[PromptLogprobs, ...],
+        taps: torch.Tensor | None = None,
     ) -> Pending:
-        """Copy the real samples and all logprobs (`logprob_rows`: whose, among the samples); returns at once."""
+        """Copy the real samples, all logprobs (`logprob_rows`: whose, among the samples) and states of tapped layers; returns at once."""
         count = len(samples.rows)
         tensors = [sampled.tokens[:count], sampled.bad[:count]]
         tensors += sampled.logprobs or ()
         for prompt in prompts:
             tensors += prompt.values
+        if taps is not None:
+            tensors.append(taps)
         flat = torch.cat([_bits(tensor) for tensor in tensors])
         host = self._next(len(flat))
         host.copy_(flat, non_blocking=True)
@@ -100,6 +104,21 @@ class ResultCopier:
         if size > len(self._buffers[self._turn]):
             self._buffers[self._turn] = self._device.memory.host((size,), torch.int32)
         return self._buffers[self._turn][:size]
+
+
+def hidden_rows(plan: StepPlan, samples: Samples, kept: Accepted, states: FloatArray) -> dict[int, FloatArray]:
+    """`StepResult.hidden` of all tokens of the tapped rows, `[L, N, width]`: by row, without the drafts that were rejected."""
+    assert plan.tapped is not None
+    rows = np.flatnonzero(plan.tapped)
+    parts = dict(zip(rows.tolist(), np.split(states, np.cumsum(plan.lengths[rows])[:-1], axis=1), strict=True))
+    if plan.drafts is None:
+        return parts
+    for place, row in enumerate(np.flatnonzero(plan.sampled).tolist()):
+        if row in parts:
+            last = int(plan.lengths[row] - (plan.drafts[row] >= 0).sum()) - 1  # of the known tokens
+            path = samples.offsets[kept.places[place, : kept.counts[place]]]
+            parts[row] = parts[row][:, np.concatenate([np.arange(last), last + path])]
+    return parts
 
 
 def _rows_of(kept: Accepted, bad: NDArray[Any]) -> tuple[int, ...]:

@@ -73,13 +73,14 @@ class Scheduler:
         self._ledger = Ledger(facts, config.max_num_seqs, config.scheduling_policy, connector)
         threshold = config.long_prefill_token_threshold
         admitter = Admitter(self._ledger, caching=config.enable_prefix_caching, chunked=config.enable_chunked_prefill, threshold=threshold)
+        self._speculator = Speculator(self._ledger, drafter) if drafter is not None else None
         self._planner = Planner(
             self._ledger,
             admitter,
             budget=config.max_num_batched_tokens,
             threshold=threshold if config.enable_chunked_prefill else 0,
             vocab=facts.vocab_size,
-            speculator=Speculator(self._ledger, drafter) if drafter is not None else None,
+            speculator=self._speculator,
         )
         self._committer = Committer(self._ledger, caching=config.enable_prefix_caching)
         self._in_flight: deque[StepPlan] = deque()
@@ -145,6 +146,8 @@ class Scheduler:
         expected = self._in_flight.popleft()
         if expected is not plan or result.step != plan.step:
             raise AssertionError(f"step {plan.step} with result {result.step} committed, step {expected.step} is the oldest in flight")
+        if self._speculator is not None and plan.taps:
+            self._speculator.observe(plan, result)
         return self._committer.commit(plan, result)
 
     def fail(self, message: str, request_ids: Iterable[str] | None = None) -> list[RequestDelta]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from pagoda.serving.engine.ledger import Ledger
-from pagoda.serving.engine.plan import IntArray, LongArray, StepResult
-from pagoda.serving.engine.spec.drafter import Draft, Drafter, DraftState
+from pagoda.serving.engine.plan import BoolArray, IntArray, LongArray, StepPlan, StepResult
+from pagoda.serving.engine.spec.drafter import Draft, Drafter, DraftState, TokenStates
 
 
 class Speculator:
@@ -17,6 +17,26 @@ class Speculator:
         self._draft = Draft(np.empty((0, 0), np.int32), np.empty((0, 0), np.int32))
         self._place: IntArray = np.zeros(ledger.slots.count, np.int32)
         ledger.slots.drafting = True
+        self.taps = drafter.wants
+        self._states: dict[int, TokenStates] = {}
+        self._reached: IntArray = np.zeros(ledger.slots.count, np.int32)  # where each slot's states end
+
+    def tapped(self, slots: IntArray) -> BoolArray | None:
+        """`StepPlan.tapped` of a step of these rows."""
+        return ~self._ledger.slots.searching[slots] if self.taps else None
+
+    def observe(self, plan: StepPlan, result: StepResult) -> None:
+        """Keep the states that a step gave until the drafter is asked about their sequence."""
+        for admission in plan.admissions:
+            self._states.pop(admission.slot, None)
+            self._reached[admission.slot] = 0
+        for row, states in result.hidden.items():
+            slot, start = int(plan.slots[row]), int(plan.starts[row])
+            old = self._states.get(slot)
+            if old is not None and old.start <= start <= old.start + old.states.shape[1]:
+                start, states = old.start, np.concatenate([old.states[:, : start - old.start], states], axis=1)
+            self._states[slot] = TokenStates(start, states)
+            self._reached[slot] = start + states.shape[1]
 
     def draft(self, slots: IntArray, counts: IntArray, budget: int) -> IntArray:
         """Tokens that each of these rows gets beside its `counts`, `budget` in all; also kept as `Slots.drafted`."""
@@ -27,7 +47,7 @@ class Speculator:
             known = state.known[chosen]
             room = np.clip(state.limit[chosen] - known - 1, 0, budget).astype(np.int32)
             tokens = [state.tokens[slot, :count] for slot, count in zip(chosen.tolist(), known.tolist(), strict=True)]
-            self._draft = self._drafter.propose(DraftState(chosen, tokens, room))
+            self._draft = self._drafter.propose(DraftState(chosen, tokens, room, self._take_states(chosen)))
             self._place[chosen] = np.arange(len(chosen))
             extra[rows] = np.minimum((self._draft.ids >= 0).sum(1), room)
             over = np.cumsum(extra) - budget
@@ -49,9 +69,14 @@ class Speculator:
         parents = np.where(there, self._draft.parents[np.where(drafted > 0, self._place[slots], 0), :most], -1).astype(np.int32)
         return np.where(there, state.tokens[slots[:, None], places], -1).astype(np.int32), parents
 
+    def _take_states(self, slots: IntArray) -> tuple[TokenStates | None, ...]:
+        return tuple(self._states.pop(slot, None) for slot in slots.tolist()) if self.taps else ()
+
     def _rows(self, slots: IntArray, counts: IntArray) -> LongArray:
         state = self._ledger.slots
         known = state.total[slots] == state.known[slots]
+        if self.taps:  # with states up to the newest token, whose own come with this step
+            known &= self._reached[slots] >= state.known[slots] - 1
         return np.flatnonzero(known & (counts == state.total[slots] - state.computed[slots]) & ~state.searching[slots])
 
     def _write(self, slots: IntArray, known: IntArray, counts: IntArray) -> None:

@@ -71,6 +71,7 @@ class ToyModel:
     def forward(self, inputs: ModelInputs) -> ModelOutput:
         self.forwards += 1
         x = self.embed[inputs.token_ids] + self.place[inputs.positions]
+        states = []
         for index, layer in enumerate(self.layers):
             q, k, v = (torch.nn.functional.linear(x, layer[name]).unflatten(-1, (HEADS, DIM)) for name in "qkv")
             pages, batch = self.pages[index], inputs.groups[self.group_of_layer[index]]
@@ -78,9 +79,10 @@ class ToyModel:
             write, attend = self.attend[index]
             write.run(k, v, pages.k, pages.v, batch.slots)
             x = x + torch.nn.functional.linear(attend.run(q, pages.k, pages.v, batch).flatten(1), layer["o"])
+            states.append(x)
         if self.poison is not None:
             x = torch.where((inputs.token_ids == self.poison)[:, None], torch.full_like(x, float("nan")), x)
-        return ModelOutput(x)
+        return ModelOutput(x, tuple(states[index] for index in inputs.taps))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(hidden.float(), self.head.float())
@@ -88,9 +90,15 @@ class ToyModel:
 
 def dense_logits(model: ToyModel, tokens: Sequence[int]) -> torch.Tensor:
     """Logits after each token of one sequence, `[T, VOCAB]`, without a cache: the oracle."""
+    return (dense_states(model, tokens)[-1] @ model.head.to(torch.float64).T).float()
+
+
+def dense_states(model: ToyModel, tokens: Sequence[int]) -> torch.Tensor:
+    """Hidden states after each layer, `[2, T, WIDTH]` float64."""
     ids, wide = torch.tensor(tokens), torch.float64
     at = torch.arange(len(tokens))
     x = (model.embed[ids] + model.place[at]).to(wide)
+    states = []
     for index, layer in enumerate(model.layers):
         q, k, v = ((x @ layer[name].to(wide).T).unflatten(-1, (HEADS, DIM)) for name in "qkv")
         scores = torch.einsum("qhd,khd->hqk", q, k) * DIM**-0.5
@@ -98,7 +106,8 @@ def dense_logits(model: ToyModel, tokens: Sequence[int]) -> torch.Tensor:
         hidden = (behind < 0) | (behind >= (WINDOW if index else 10**6))
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         x = x + torch.einsum("hqk,khd->qhd", weights, v).flatten(1) @ layer["o"].to(wide).T
-    return (x @ model.head.to(wide).T).float()
+        states.append(x)
+    return torch.stack(states)
 
 
 def dense_greedy(model: ToyModel, prompt: Sequence[int], count: int) -> list[int]:

@@ -7,7 +7,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from pagoda.hal.kv import LayerCache
-from pagoda.serving.engine.plan import IntArray
+from pagoda.serving.engine.plan import FloatArray, IntArray
+
+
+class TokenStates(NamedTuple):
+    """Hidden states after the wanted layers `[L, N, width]` float32, of a sequence's tokens from position `start` on."""
+
+    start: int
+    states: FloatArray
 
 
 class DraftState(NamedTuple):
@@ -17,13 +24,14 @@ class DraftState(NamedTuple):
         slots: `[R]` int32.
         tokens: per row the known tokens, prompt and output; views that must not be kept or written.
         room: `[R]` int32, most tokens that may be drafted for the row.
-        hidden: per wanted layer, states of each row's accepted tokens, or None where the drafter wants none.
+        hidden: of each row the tokens computed since the drafter was asked last (some again: then `start` lies below what it had), up to
+            the one before the newest; tokens of a prefix hit have none. None where nothing was computed since; empty where none is wanted.
     """
 
     slots: IntArray
     tokens: Sequence[IntArray]
     room: IntArray
-    hidden: object = None
+    hidden: Sequence[TokenStates | None] = ()
 
 
 class Draft(NamedTuple):
