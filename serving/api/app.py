@@ -7,9 +7,10 @@ from typing import Any
 import pagoda
 from pagoda.hal.errors import NotFoundError, PagodaError, RequestError
 from pagoda.serving.api.adapters import AdapterEndpoints
+from pagoda.serving.api.anthropic.messages import Messages
 from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.config import ServerConfig
-from pagoda.serving.api.errors import error_response
+from pagoda.serving.api.dialects import error_response
 from pagoda.serving.api.key_limits import KeyLimits, KeyLimitsMiddleware
 from pagoda.serving.api.keys import keys_of
 from pagoda.serving.api.middleware import KeyMiddleware, RequestIdMiddleware
@@ -33,7 +34,9 @@ def build_app(service: Service, settings: dict[str, Any] | None = None) -> Starl
     bodies = BodyReader(service.config.max_request_bytes)
     service.metrics.describe_cache(service.client.facts)
     return Starlette(
-        routes=_openai_routes(service, bodies) + _operations_routes(Operations(service, pagoda.__version__, settings or {})),
+        routes=_openai_routes(service, bodies)
+        + _anthropic_routes(service, bodies)
+        + _operations_routes(Operations(service, pagoda.__version__, settings or {})),
         middleware=_middleware(service.config),
         exception_handlers={PagodaError: _ours, HTTPException: _http, ClientDisconnect: _gone, Exception: _bug},
     )
@@ -50,6 +53,14 @@ def _openai_routes(service: Service, bodies: BodyReader) -> list[Route]:
         Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
+    ]
+
+
+def _anthropic_routes(service: Service, bodies: BodyReader) -> list[Route]:
+    messages = Messages(service, bodies)
+    return [
+        Route("/v1/messages", messages.create, methods=["POST"]),
+        Route("/v1/messages/count_tokens", messages.count, methods=["POST"]),
     ]
 
 
@@ -90,14 +101,14 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
 
 
 async def _ours(request: Request, error: Exception) -> Response:
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = NotFoundError if error.status_code == 404 else RequestError
     what = {404: "there is nothing at", 405: "this method is not allowed at"}.get(error.status_code, error.detail)
-    response = error_response(kind(f"{what} {request.method} {request.url.path}"))
+    response = error_response(kind(f"{what} {request.method} {request.url.path}"), request.scope)
     response.status_code = error.status_code
     response.headers.update(error.headers or {})
     return response
@@ -109,4 +120,4 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 async def _bug(request: Request, error: Exception) -> Response:
     # the server logs the traceback itself
-    return error_response(error)
+    return error_response(error, request.scope)

@@ -92,20 +92,25 @@ def answer_for(error: BaseException) -> Answer:
     return Answer(500, "internal_error")
 
 
-def envelope(error: BaseException) -> ErrorEnvelope:
-    """The error object; the text of errors that are not ours stays in the log."""
-    answer = answer_for(error)
-    message = str(error) if isinstance(error, PagodaError) else "internal error; the server's log has the details"
-    param, code = getattr(error, "param", None), getattr(error, "code", None)
-    return ErrorEnvelope(ErrorBody(message, answer.type, param, code or answer.code))
+def message_of(error: BaseException) -> str:
+    """What the client is told; the text of errors that are not ours stays in the log."""
+    return str(error) if isinstance(error, PagodaError) else "internal error; the server's log has the details"
 
 
-def error_response(error: BaseException) -> Response:
-    """The whole reply for a failed request."""
-    headers = {}
+def headers_for(error: BaseException) -> dict[str, str]:
+    """Headers that go with the error's status: when to come again, and how to show a key."""
     status = answer_for(error).status
-    if status in (429, 503):
-        headers["Retry-After"] = str(getattr(error, "retry_after", 1))
-    if status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return Response(msgspec.json.encode(envelope(error)), status, headers, "application/json")
+    retry = {"Retry-After": str(getattr(error, "retry_after", 1))} if status in (429, 503) else {}
+    return retry | ({"WWW-Authenticate": "Bearer"} if status == 401 else {})
+
+
+def envelope(error: BaseException) -> ErrorEnvelope:
+    """The error object of OpenAI's protocol."""
+    answer = answer_for(error)
+    param, code = getattr(error, "param", None), getattr(error, "code", None)
+    return ErrorEnvelope(ErrorBody(message_of(error), answer.type, param, code or answer.code))
+
+
+def openai_response(error: BaseException) -> Response:
+    """The whole reply for a failed request in OpenAI's protocol."""
+    return Response(msgspec.json.encode(envelope(error)), answer_for(error).status, headers_for(error), "application/json")

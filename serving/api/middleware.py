@@ -7,7 +7,8 @@ import hmac
 import re
 import uuid
 
-from pagoda.serving.api.errors import AuthenticationError, error_response
+from pagoda.serving.api.dialects import error_response, id_headers, path_of
+from pagoda.serving.api.errors import AuthenticationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 OPEN_PATHS = frozenset({"/", "/health", "/live", "/ready", "/ping", "/version", "/metrics", "/load", "/stats", "/favicon.ico"})
@@ -31,7 +32,8 @@ class RequestIdMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
+                headers = [(name, request_id) for name in id_headers(scope)]
+                message = {**message, "headers": [*message["headers"], *headers]}
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -46,8 +48,8 @@ class KeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._may_pass(scope):
-            error = AuthenticationError("a valid API key is missing; send it as `Authorization: Bearer KEY`")
-            return await error_response(error)(scope, receive, send)
+            error = AuthenticationError("a valid API key is missing; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+            return await error_response(error, scope)(scope, receive, send)
         await self._app(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
@@ -62,11 +64,6 @@ class KeyMiddleware:
             return False
         scope.setdefault("state", {})["key"] = digest.hex()
         return True
-
-
-def path_of(scope: Scope) -> str:
-    """The path below the place where a proxy mounts the server."""
-    return str(scope["path"]).removeprefix(scope.get("root_path", "")) or "/"
 
 
 def _digest(key: bytes) -> bytes:

@@ -10,19 +10,14 @@ from typing import Any, TypeVar
 
 import msgspec
 from pagoda.hal.errors import PagodaError
-from pagoda.serving.api.errors import envelope, error_response
+from pagoda.serving.api.dialects import error_event, error_response
+from pagoda.serving.api.stream_events import DONE
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 log = logging.getLogger("pagoda.api")
 T = TypeVar("T")
-DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
-
-
-def event(record: msgspec.Struct) -> bytes:
-    """One server-sent event."""
-    return b"data: " + _encode(record) + b"\n\n"
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
@@ -54,7 +49,7 @@ class JsonReply(Response):
             record = await until_disconnect(receive, self._work)
         except Exception as error:
             log_internal(error)
-            return await error_response(error)(scope, receive, send)
+            return await error_response(error, scope)(scope, receive, send)
         if record is not None:
             await Response(_encode(record), media_type="application/json")(scope, receive, send)
 
@@ -66,8 +61,9 @@ class EventStream(Response):
     sent as an event with the error object.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        self._events = events
+    def __init__(self, events: AsyncGenerator[bytes, None], end: bytes = DONE) -> None:
+        """`end`: what tells the client that the stream is whole."""
+        self._events, self._end = events, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await until_disconnect(receive, self._pump(scope, receive, send))
@@ -81,14 +77,14 @@ class EventStream(Response):
                         started = True
                         await send(_START)
                     await send({"type": "http.response.body", "body": item, "more_body": True})
-                await send({"type": "http.response.body", "body": DONE})
+                await send({"type": "http.response.body", "body": self._end})
         except OSError:
             log.debug("client left during a stream")
         except Exception as error:
             log_internal(error)
             if not started:
-                return await error_response(error)(scope, receive, send)
-            await send({"type": "http.response.body", "body": event(envelope(error)) + DONE})
+                return await error_response(error, scope)(scope, receive, send)
+            await send({"type": "http.response.body", "body": error_event(error, scope)})
 
 
 _START = {

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 from pagoda.serving.cli.remote import Remote
 from pagoda.serving.cli.talk import RemoteTalker
-from pagoda.serving.engine.messages import EngineRequest, FinishReason, SequenceDelta
-from pagoda.serving.frontend.chat_template import ChatTemplate
-from pagoda.serving.frontend.parsers.answers import AnswerFormat
-from pagoda.serving.frontend.parsers.choose import choose
+from pagoda.serving.engine.messages import FinishReason
 from pagoda.serving.frontend.text import TextFrontend
-from toy_engine import BOS, EOS, ToyEngine, ToyTokenizer
+from scripted import Scripted, text_side
+from toy_engine import BOS, ToyEngine, ToyTokenizer
 from toy_server import Toy, toy_server
 
-SOURCE = (Path(__file__).parent.parent / "samples" / "chat_templates" / "tools_and_reasoning.jinja").read_text()
 WEATHER = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}, "strict": True},
@@ -32,26 +28,6 @@ CALLS = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 )
 EXPECTED = [("weather", {"city": "Rome é"}), ("weather", {"city": "Oslo"})]
-
-
-class Scripted(ToyEngine):
-    """Answers with `script`, `burst` bytes a step; `reason` ends it."""
-
-    def __init__(self, script: str | Sequence[int], burst: int = 1, reason: FinishReason = FinishReason.STOP) -> None:
-        super().__init__(burst=burst)
-        self._tokens = list(script.encode() if isinstance(script, str) else script)
-        self._reason = reason
-
-    def _steps(self, request: EngineRequest) -> list[tuple[SequenceDelta, ...]]:
-        tokens = [*self._tokens, EOS] if self._reason is FinishReason.STOP else self._tokens
-        parts = [tuple(tokens[at : at + self.burst]) for at in range(0, len(tokens), self.burst)]
-        ends = [None] * (len(parts) - 1) + [self._reason]
-        return [tuple(SequenceDelta(i, part, None, end) for i in range(request.params.n)) for part, end in zip(parts, ends, strict=True)]
-
-
-def text_side(source: str = SOURCE, tools: str = "auto", reasoning: str = "auto") -> TextFrontend:
-    answers = AnswerFormat(choose("tools", tools, source), choose("reasoning", reasoning, source))
-    return TextFrontend(ToyTokenizer(), ChatTemplate({"default": source}), answers)
 
 
 @asynccontextmanager

@@ -20,7 +20,8 @@ from pagoda.serving.api.openai.protocol import ChatRequest
 from pagoda.serving.api.openai.replies import ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs, Delta
 from pagoda.serving.api.openai.unsupported import refuse_unsupported
 from pagoda.serving.api.service import Service, new_id
-from pagoda.serving.api.stream import EventStream, JsonReply, event
+from pagoda.serving.api.stream import EventStream, JsonReply
+from pagoda.serving.api.stream_events import event
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
 from pagoda.serving.frontend.parsers.answers import AnswerFormat
 from pagoda.serving.frontend.parsers.events import Context

@@ -19,7 +19,8 @@ from pagoda.serving.api.openai.replies import Completion, CompletionChoice, Comp
 from pagoda.serving.api.openai.sampling import completion_settings, engine_request
 from pagoda.serving.api.openai.unsupported import refuse_unsupported
 from pagoda.serving.api.service import Service, Step, new_id
-from pagoda.serving.api.stream import EventStream, JsonReply, event, merged
+from pagoda.serving.api.stream import EventStream, JsonReply, merged
+from pagoda.serving.api.stream_events import event
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
 from pagoda.serving.frontend.text_deltas import TextDelta
 from starlette.requests import Request
