@@ -48,7 +48,94 @@ def deepseek31(call: tuple[str, Any]) -> str:
     return f"<｜tool▁call▁begin｜>{call[0]}<｜tool▁sep｜>{json.dumps(call[1])}<｜tool▁call▁end｜>"
 
 
+def spelled(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def tags(call: tuple[str, Any], function: str, function_end: str, parameter: str, parameter_end: str, named: str = ">") -> str:
+    parts = [
+        f"{parameter}{key}{named}{value if isinstance(value, str) else json.dumps(value)}{parameter_end}" for key, value in call[1].items()
+    ]
+    return "\n".join([f"{function}{call[0]}{named}", *parts, function_end])
+
+
+def invoke(call: tuple[str, Any]) -> str:
+    return tags(call, '<invoke name="', "</invoke>", '<parameter name="', "</parameter>", '">')
+
+
+def dsml(call: tuple[str, Any]) -> str:
+    parts = [
+        f'<｜DSML｜parameter name="{key}" string="{json.dumps(isinstance(value, str))}">{spelled(value)}</｜DSML｜parameter>'
+        for key, value in call[1].items()
+    ]
+    return "\n".join([f'<｜DSML｜invoke name="{call[0]}">', *parts, "</｜DSML｜invoke>"])
+
+
+def step3(call: tuple[str, Any]) -> str:
+    text = tags(call, '<steptml:invoke name="', "</steptml:invoke>", '<steptml:parameter name="', "</steptml:parameter>", '">')
+    return f"<｜tool_call_begin｜>function<｜tool_sep｜>{text}<｜tool_call_end｜>"
+
+
+def glm(call: tuple[str, Any]) -> str:
+    parts = [f"<arg_key>{key}</arg_key>\n<arg_value>{spelled(value)}</arg_value>" for key, value in call[1].items()]
+    return "\n".join([f"<tool_call>{call[0]}", *parts, "</tool_call>"])
+
+
+def kimi(call: tuple[str, Any], index: int) -> str:
+    return f"<|tool_call_begin|>functions.{call[0]}:{index}<|tool_call_argument_begin|>{json.dumps(call[1])}<|tool_call_end|>"
+
+
+def harmony(call: tuple[str, Any]) -> str:
+    return f"<|channel|>commentary to=functions.{call[0]} <|constrain|>json<|message|>{json.dumps(call[1])}<|call|>"
+
+
+def cohere(call: tuple[str, Any]) -> str:
+    return json.dumps({"tool_call_id": "0", "tool_name": call[0], "parameters": call[1]})
+
+
 TOOL_CASES = {
+    "seed": Case(
+        "seed_oss",
+        f"<seed:tool_call>\n{tags(ROME, '<function=', '</function>', '<parameter=', '</parameter>')}\n</seed:tool_call>",
+        "",
+        (ROME,),
+    ),
+    "minimax": Case("minimax_m2", f"Hm.\n<minimax:tool_call>\n{invoke(ROME)}\n{invoke(EMPTY)}\n</minimax:tool_call>", "Hm.", (ROME, EMPTY)),
+    "deepseek 3.2": Case(
+        "deepseek_v32", f"Hm.\n\n<｜DSML｜function_calls>\n{dsml(ROME)}\n{dsml(OSLO)}\n</｜DSML｜function_calls>", "Hm.", (ROME, OSLO)
+    ),
+    "step3": Case("step3", f"<｜tool_calls_begin｜>\n{step3(ROME)}\n{step3(EMPTY)}\n<｜tool_calls_end｜>", "", (ROME, EMPTY)),
+    "step3 none": Case("step3", "<｜tool_calls_begin｜> none", "<｜tool_calls_begin｜> none"),
+    "glm": Case("glm45", f"Hm.\n{glm(ROME)}\n{glm(EMPTY)}", "Hm.", (ROME, EMPTY)),
+    "glm in a row": Case(
+        "glm47", "<tool_call>weather<arg_key>days</arg_key><arg_value>2</arg_value></tool_call>", "", (("weather", {"days": 2}),)
+    ),
+    "glm prose": Case("glm45", "<tool_call>not a call</tool_call>", "<tool_call>not a call</tool_call>"),
+    "kimi": Case(
+        "kimi_k2", f"Hm.<|tool_calls_section_begin|>{kimi(ROME, 0)}{kimi(OSLO, 1)}<|tool_calls_section_end|>", "Hm.", (ROME, OSLO)
+    ),
+    "harmony": Case("openai", f"Hm.{harmony(ROME)}{harmony(EMPTY)}", "Hm.", (ROME, EMPTY)),
+    "harmony none": Case("openai", "<|channel|>final<|message|>x", "<|channel|>final<|message|>x"),
+    "cohere": Case("cohere_command3", f"<|START_ACTION|>[\n    {cohere(ROME)},\n    {cohere(OSLO)}\n]<|END_ACTION|>", "", (ROME, OSLO)),
+    "internlm": Case("internlm", f"Hm.<|action_start|><|plugin|>\n{obj(ROME, 'parameters')}<|action_end|>\n", "Hm.", (ROME,)),
+    "longcat": Case("longcat", f"<longcat_tool_call>{obj(ROME)}</longcat_tool_call>", "", (ROME,)),
+    "nemotron": Case("nemotron_nano", f"<TOOLCALL>[{obj(ROME)}, {obj(OSLO)}]</TOOLCALL>", "", (ROME, OSLO)),
+    "jamba": Case("jamba", f"<tool_calls>[\n{obj(ROME)},\n{obj(OSLO)}\n]</tool_calls>", "", (ROME, OSLO)),
+    "xlam": Case("xlam", f"[{obj(ROME)}, {obj(OSLO)}]", "", (ROME, OSLO)),
+    "xlam tag": Case("xlam", f"Hm. <tool_call>{obj(ROME)}</tool_call>", "Hm.", (ROME,)),
+    "apertus": Case("apertus", f"Hm.<|tools_prefix|>{json.dumps([dict([ROME]), dict([EMPTY])])}<|tools_suffix|>", "Hm.", (ROME, EMPTY)),
+    "apertus data": Case("apertus", "<|tools_prefix|>[1]<|tools_suffix|>", "<|tools_prefix|>[1]<|tools_suffix|>"),
+    "lfm2": Case("lfm2", "Hm. <|tool_call_start|>[weather(city='Rome {\"]', days=2)]<|tool_call_end|>", "Hm.", (ROME,)),
+    "olmo3": Case("olmo3", "Hm.\n<function_calls>\nweather(city='Rome {\"]', days=2)\ntime()\n</function_calls>", "Hm.", (ROME, EMPTY)),
+    "function gemma": Case(
+        "functiongemma",
+        '<start_function_call>call:weather{city:<escape>Rome {"]<escape>,days:2}<end_function_call>'
+        "<start_function_call>call:time{deep:{a:[1,{b:<escape>}<escape>}]},flag:True}<end_function_call>",
+        "",
+        (ROME, OSLO),
+    ),
+    "gemma 4": Case("gemma4", 'Hm.<|tool_call>call:weather{city:<|"|>Rome {"]<|"|>,days:2}<tool_call|>', "Hm.", (ROME,)),
+    "gemma 4 broken": Case("gemma4", "<|tool_call>call:weather{city<tool_call|>", "<|tool_call>call:weather{city<tool_call|>"),
     "hermes one": Case("hermes", f"<tool_call>\n{obj(ROME)}\n</tool_call>", "", (ROME,)),
     "hermes prose": Case("hermes", f"I look. <b>\n\n<tool_call>\n{obj(ROME)}\n</tool_call>\n", "I look. <b>", (ROME,)),
     "hermes two": Case("hermes", f"<tool_call>{obj(ROME)}</tool_call>\n<tool_call>{obj(OSLO)}</tool_call>", "", (ROME, OSLO)),
@@ -116,6 +203,22 @@ REASONING_CASES = {
     "think cut": Case("deepseek_r1", "<think>Hm </thi", "", reasoning="Hm </thi"),
     "granite": Case("granite", "Here's my thought process: Hm. Here is my response: Yes", "Yes", reasoning="Hm."),
     "mistral": Case("mistral", "[THINK]Hm.[/THINK]Yes", "Yes", reasoning="Hm."),
+    "harmony": Case(
+        "openai_gptoss",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes\n <b>.<|return|>",
+        "Yes\n <b>.",
+        reasoning="Hm.",
+    ),
+    "harmony alone": Case("openai_gptoss", "<|channel|>final<|message|>Yes", "Yes"),
+    "harmony cut": Case("openai_gptoss", "<|channel|>analysis<|message|>Hm", "", reasoning="Hm"),
+    "cohere": Case("cohere_command3", "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes<|END_RESPONSE|>", "Yes", reasoning="Hm."),
+    "cohere answer": Case("cohere_command3", "<|START_RESPONSE|>Yes<|END_RESPONSE|>", "Yes"),
+    "hunyuan": Case("hunyuan_a13b", "<think>\nHm.\n</think>\n<answer>\nYes\n</answer>", "Yes", reasoning="Hm."),
+    "ernie": Case("ernie45", "<think>\nHm.\n</think>\n\n<response>\nYes\n</response>\n", "Yes", reasoning="Hm."),
+    "seed": Case("seed_oss", "<seed:think>Hm.</seed:think>Yes", "Yes", reasoning="Hm."),
+    "longcat": Case("longcat", "<longcat_think>\nHm.\n</longcat_think>\nYes", "Yes", reasoning="Hm."),
+    "apertus": Case("apertus", "<|inner_prefix|>Hm.<|inner_suffix|>Yes", "Yes", reasoning="Hm."),
+    "gemma 4": Case("gemma4", "<|channel>thought\nHm.<channel|>Yes", "Yes", reasoning="Hm."),
 }
 
 
@@ -226,6 +329,13 @@ def test_reasoning_then_calls() -> None:
     check_every_cut(form, Case("", text, "Look:", (ROME,), "A <tool_call> helps."))
 
 
+def test_channels_of_thoughts_calls_and_answers() -> None:
+    form = AnswerFormat(choose("tools", "openai", ""), choose("reasoning", "openai_gptoss", ""))
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    text = f"{thought}<|channel|>commentary<|message|>Look:<|end|><|start|>assistant{harmony(ROME)}"
+    check_every_cut(form, Case("", text, "Look:", (ROME,), "Hm."))
+
+
 def test_tools_are_read_only_where_they_are_offered() -> None:
     assert AnswerFormat(tools=choose("tools", "hermes", "")).parser(Context()) is None
 
@@ -242,6 +352,13 @@ def test_tools_are_read_only_where_they_are_offered() -> None:
         ("<｜tool▁calls▁begin｜> </think>", "deepseek_v3", "deepseek_r1"),
         ("<|tool_call|> Here is my thought process:", "granite", "granite"),
         ("<|tool_call|><|/tool_call|>", "phi4_mini_json", None),
+        ("<tool_call> <arg_key> <think>", "glm45", "glm45"),
+        ("<|channel|>analysis", "openai", "openai_gptoss"),
+        ("<minimax:tool_call> <think>", "minimax_m2", "minimax_m2"),
+        ("<|tool_calls_section_begin|>", "kimi_k2", None),
+        ("<seed:tool_call><function= <seed:think>", "seed_oss", "seed_oss"),
+        ("<|START_ACTION|> <|START_RESPONSE|>", "cohere_command3", "cohere_command3"),
+        ("<tool_calls> <answer>", "hunyuan_a13b", "hunyuan_a13b"),
     ],
 )
 def test_the_template_chooses(template: str, tools: str | None, reasoning: str | None) -> None:

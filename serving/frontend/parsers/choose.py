@@ -6,33 +6,43 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Literal
 
 from pagoda.hal.errors import ConfigError
-from pagoda.serving.frontend.parsers.deepseek import DEEPSEEK
 from pagoda.serving.frontend.parsers.events import Family
+from pagoda.serving.frontend.parsers.gemma import FUNCTION_GEMMA, GEMMA4, GEMMA4_REASONING
+from pagoda.serving.frontend.parsers.glm import GLM
 from pagoda.serving.frontend.parsers.granite import GRANITE, GRANITE_REASONING
+from pagoda.serving.frontend.parsers.harmony import HARMONY, HARMONY_REASONING
 from pagoda.serving.frontend.parsers.hermes import HERMES
+from pagoda.serving.frontend.parsers.json_kin import (
+    APERTUS,
+    APERTUS_REASONING,
+    COHERE,
+    COHERE_REASONING,
+    ERNIE_REASONING,
+    HUNYUAN_REASONING,
+    INTERNLM,
+    JAMBA,
+    LONGCAT,
+    LONGCAT_REASONING,
+    NEMOTRON,
+    SEED_REASONING,
+    XLAM,
+)
 from pagoda.serving.frontend.parsers.llama import JSON, LLAMA3
 from pagoda.serving.frontend.parsers.mistral import MISTRAL, MISTRAL_REASONING
 from pagoda.serving.frontend.parsers.phi import PHI
-from pagoda.serving.frontend.parsers.pythonic import PYTHONIC
-from pagoda.serving.frontend.parsers.qwen_coder import QWEN_CODER
+from pagoda.serving.frontend.parsers.pythonic import LFM2, OLMO3, PYTHONIC
+from pagoda.serving.frontend.parsers.sections import DEEPSEEK, KIMI
+from pagoda.serving.frontend.parsers.tagged import DEEPSEEK_V32, MINIMAX, QWEN_CODER, SEED, STEP3
 from pagoda.serving.frontend.parsers.thinking import THINK
 
 GROUP = "pagoda.parsers"
 """Entry points; each is a `Family`."""
 
 BUILT_IN = (
-    DEEPSEEK,
-    MISTRAL,
-    PHI,
-    GRANITE,
-    LLAMA3,
-    PYTHONIC,
-    QWEN_CODER,
-    HERMES,
-    JSON,
-    MISTRAL_REASONING,
-    GRANITE_REASONING,
-    THINK,
+    *(HARMONY, GEMMA4, FUNCTION_GEMMA, COHERE, INTERNLM, LONGCAT, NEMOTRON, APERTUS, KIMI, DEEPSEEK_V32, STEP3, SEED, MINIMAX, GLM),
+    *(DEEPSEEK, MISTRAL, PHI, GRANITE, LLAMA3, LFM2, OLMO3, JAMBA, PYTHONIC, QWEN_CODER, HERMES, JSON, XLAM),
+    *(HARMONY_REASONING, GEMMA4_REASONING, COHERE_REASONING, HUNYUAN_REASONING, ERNIE_REASONING, SEED_REASONING, LONGCAT_REASONING),
+    *(APERTUS_REASONING, MISTRAL_REASONING, GRANITE_REASONING, THINK),
 )
 """The first whose sign a template holds is taken: families with rarer signs stand before those with common ones."""
 

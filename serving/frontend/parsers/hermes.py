@@ -7,6 +7,5 @@ from pagoda.serving.frontend.parsers.flow import scripted
 from pagoda.serving.frontend.parsers.json_calls import marked
 
 START, END = "<tool_call>", "</tool_call>"
-HERMES = Family(
-    "tools", ("hermes", "qwen", "qwen25", "qwen3_json", "granite4"), scripted(marked((START,), (END,))), signs=(START,), marks=(START, END)
-)
+NAMES = ("hermes", "qwen", "qwen25", "qwen3_json", "granite4", "ernie45", "dots", "mimo")
+HERMES = Family("tools", NAMES, scripted(marked((START,), (END,))), signs=(START,), marks=(START, END))

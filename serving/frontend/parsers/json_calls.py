@@ -10,7 +10,8 @@ from pagoda.serving.frontend.parsers.events import Content
 from pagoda.serving.frontend.parsers.flow import Flow, Script
 
 ARGUMENTS = ("arguments", "parameters")
-KEYS = (*ARGUMENTS, "name", "type", "id")
+NAMES = ("name", "tool_name")
+KEYS = (*ARGUMENTS, *NAMES, "type", "id")
 
 
 class Extent:
@@ -107,7 +108,7 @@ def _member(flow: Flow, key: str, call: _Call) -> Script[bool]:
     if key in ARGUMENTS:
         return (yield from read_arguments(flow, call.arguments))
     value = parsed((yield from read_value(flow)))
-    return call.name(value) if key == "name" else value is not _NOTHING
+    return call.name(value) if key in NAMES else value is not _NOTHING
 
 
 class _Call:

@@ -1,9 +1,10 @@
-"""Llama 3.2 and 4: a list of Python calls, `[weather(city="Rome", days=2)]`; each is told when it is whole."""
+"""Llama 3.2 and 4, LFM 2 and OLMo 3: Python calls, `[weather(city="Rome", days=2)]` or one a line; each is told when it is whole."""
 
 from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Callable
 from typing import Any
 
 from pagoda.serving.frontend.parsers.events import Content, Family
@@ -11,6 +12,8 @@ from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
 from pagoda.serving.frontend.parsers.json_calls import read_value
 
 START, END = "<|python_start|>", "<|python_end|>"
+LINES, LINES_END = "<function_calls>", "</function_calls>"
+LIST, LIST_END = "<|tool_call_start|>", "<|tool_call_end|>"
 _JSON_WORDS: dict[str, Any] = {"true": True, "false": False, "null": None}
 
 
@@ -19,11 +22,30 @@ def _script(flow: Flow) -> Script[None]:
     yield from flow.skip_space()
     if (yield from flow.peek()) == "[":
         yield from _calls(flow)
-    while (yield from flow.plain(Content, START)):
-        yield from flow.skip_space()
-        if (yield from flow.peek()) == "[" and (yield from _calls(flow)):
+    yield from _listed(START, END)(flow)
+
+
+def _listed(start: str, end: str) -> Callable[[Flow], Script[None]]:
+    def script(flow: Flow) -> Script[None]:
+        while (yield from flow.plain(Content, start)):
             yield from flow.skip_space()
-            yield from flow.eat(END)
+            if (yield from flow.peek()) == "[" and (yield from _calls(flow)):
+                yield from flow.skip_space()
+                yield from flow.eat(end)
+
+    return script
+
+
+def _lines(flow: Flow) -> Script[None]:
+    """A call a line between the marks."""
+    while (yield from flow.plain(Content, LINES)):
+        yield from flow.skip_space()
+        while (yield from _call(flow)):
+            flow.hold()
+            yield from flow.skip_space()
+            if (yield from flow.eat(LINES_END)):
+                flow.drop()
+                break
 
 
 def _calls(flow: Flow) -> Script[bool]:
@@ -82,3 +104,5 @@ def _value(node: ast.expr) -> Any:
 
 
 PYTHONIC = Family("tools", ("pythonic", "llama4_pythonic"), scripted(_script), signs=(START, "[func_name1("), marks=(START, END))
+LFM2 = Family("tools", ("lfm2",), scripted(_listed(LIST, LIST_END)), signs=(LIST,), marks=(LIST, LIST_END))
+OLMO3 = Family("tools", ("olmo3",), scripted(_lines), signs=(LINES,), marks=(LINES, LINES_END))

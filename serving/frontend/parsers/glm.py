@@ -1,0 +1,47 @@
+"""GLM 4.5 and later: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value>…</tool_call>`; values are typed by the tool."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from pagoda.serving.frontend.parsers.events import Content, Family
+from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
+from pagoda.serving.frontend.parsers.tagged import typed
+
+START, END = "<tool_call>", "</tool_call>"
+KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+_NAME = re.compile(r"[\w.:/-]+")
+
+
+def _script(flow: Flow) -> Script[None]:
+    while (yield from flow.plain(Content, START)):
+        name = ((yield from flow.upto(KEY, END)) or "").strip()
+        if not _NAME.fullmatch(name):
+            continue
+        flow.call(name)
+        yield from _arguments(flow, name)
+        yield from flow.skip_space()
+        yield from flow.eat(END)
+
+
+def _arguments(flow: Flow, name: str) -> Script[None]:
+    schema, between = flow.context.tools.get(name, {}), "{"
+    while (yield from flow.eat(KEY)):
+        key = yield from flow.upto(KEY_END)
+        yield from flow.upto(VALUE)
+        yield from flow.eat(VALUE)
+        text = yield from flow.upto(VALUE_END)
+        if key is None or text is None:
+            return
+        yield from flow.eat(VALUE_END)
+        key = key.strip()
+        value = json.dumps(typed(text, schema, key), ensure_ascii=False)
+        flow.arguments(f"{between}{json.dumps(key, ensure_ascii=False)}: {value}")
+        between = ", "
+        yield from flow.skip_space()
+    if flow.text.startswith(END) or not flow.ended:
+        flow.arguments("{}" if between == "{" else "}")
+
+
+GLM = Family("tools", ("glm45", "glm47"), scripted(_script), signs=(KEY,), marks=(START, END, KEY, KEY_END, VALUE, VALUE_END))

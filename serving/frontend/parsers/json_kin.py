@@ -1,0 +1,65 @@
+"""Families whose calls are JSON objects behind marks of their own: Cohere, InternLM, Jamba, Hunyuan, LongCat, Nemotron, xLAM, Apertus."""
+
+from __future__ import annotations
+
+import json
+
+from pagoda.serving.frontend.parsers.events import Content, Family
+from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
+from pagoda.serving.frontend.parsers.json_calls import marked, parsed, read_value
+from pagoda.serving.frontend.parsers.llama import bare
+from pagoda.serving.frontend.parsers.thinking import thinking
+
+
+def _family(names: tuple[str, ...], starts: tuple[str, ...], end: str) -> Family:
+    return Family("tools", names, scripted(marked(starts, (end,))), signs=starts[:1], marks=(*starts, end))
+
+
+COHERE = _family(("cohere_command3", "cohere_command4"), ("<|START_ACTION|>",), "<|END_ACTION|>")
+INTERNLM = _family(("internlm",), ("<|action_start|>", "<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), "<|action_end|>")
+LONGCAT = _family(("longcat",), ("<longcat_tool_call>",), "</longcat_tool_call>")
+NEMOTRON = _family(("nemotron_nano",), ("<TOOLCALL>",), "</TOOLCALL>")
+JAMBA = _family(("jamba", "hunyuan_a13b"), ("<tool_calls>",), "</tool_calls>")
+
+
+def _xlam(flow: Flow) -> Script[None]:
+    yield from bare(flow)
+    yield from marked(("[TOOL_CALLS]", "<tool_call>"), ("</tool_call>",))(flow)
+
+
+XLAM = Family("tools", ("xlam",), scripted(_xlam), marks=("<tool_call>", "</tool_call>"))
+
+PREFIX, SUFFIX = "<|tools_prefix|>", "<|tools_suffix|>"
+
+
+def _apertus(flow: Flow) -> Script[None]:
+    """A list of objects with one key, the tool's name, each."""
+    while (yield from flow.plain(Content, PREFIX)):
+        yield from flow.skip_space()
+        calls = parsed((yield from read_value(flow))) if (yield from flow.peek()) == "[" else None
+        if not isinstance(calls, list) or not all(isinstance(call, dict) and len(call) == 1 for call in calls):
+            continue
+        for call in calls:
+            ((name, arguments),) = call.items()
+            flow.call(name)
+            flow.arguments(json.dumps(arguments or {}, ensure_ascii=False))
+        flow.drop()
+        yield from flow.skip_space()
+        yield from flow.eat(SUFFIX)
+
+
+APERTUS = Family("tools", ("apertus",), scripted(_apertus), signs=(PREFIX,), marks=(PREFIX, SUFFIX))
+
+
+def _thinking(name: str, marks: tuple[str, str], answer: tuple[str, str] | None = None) -> Family:
+    script = thinking(marks[:1], marks[1:], answer)
+    signs = (answer or marks)[:1]
+    return Family("reasoning", (name,), scripted(script), signs=signs, marks=(*marks, *(answer or ())))
+
+
+COHERE_REASONING = _thinking("cohere_command3", ("<|START_THINKING|>", "<|END_THINKING|>"), ("<|START_RESPONSE|>", "<|END_RESPONSE|>"))
+HUNYUAN_REASONING = _thinking("hunyuan_a13b", ("<think>", "</think>"), ("<answer>", "</answer>"))
+ERNIE_REASONING = _thinking("ernie45", ("<think>", "</think>"), ("<response>", "</response>"))
+SEED_REASONING = _thinking("seed_oss", ("<seed:think>", "</seed:think>"))
+LONGCAT_REASONING = _thinking("longcat", ("<longcat_think>", "</longcat_think>"))
+APERTUS_REASONING = _thinking("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"))
