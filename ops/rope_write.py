@@ -37,7 +37,7 @@ class RopeWriteFacts:
 
 
 class RopeWriteReference(PlainKernel):
-    """`run(packed, qkv, cos, sin, k_pages, v_pages, slots)` → (q `[T, H, D]`, k_pages, v_pages), the pages being those given.
+    """`run(packed, qkv, cos, sin, k_pages, v_pages, slots)` → q `[T, H, D]`; the pages are written in place.
 
     qkv `[T, (H + 2 Hk) · D]`: q, k, v side by side, consumed; cos, sin `[T, rotary_dim / 2]` float32, any strides between rows; pages and
     slots as in `write_kv`. Packs `q_norm` and `k_norm` `[D]` where facts say so.
@@ -56,10 +56,10 @@ class RopeWriteReference(PlainKernel):
     def run(
         self, packed: Any, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor,
         slots: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> torch.Tensor:  # fmt: skip
         q, k, v = (part.unflatten(-1, (-1, self.facts.head_dim)) for part in qkv.split(self._sizes, dim=-1))
         if self.facts.norm:
             q, k = self._norm.run({"weight": packed["q_norm"]}, q), self._norm.run({"weight": packed["k_norm"]}, k)
         q, k = self._rope.run(q, k, cos, sin)
         self._write.run(k, v, k_pages, v_pages, slots)
-        return q, k_pages, v_pages
+        return q

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class AttentionBlock(PagedMixer):
         kernel = table.resolve("rope_write", facts)
         norms = {"q_norm": self._q_norm, "k_norm": self._k_norm} if self.spec.qk_norm else {}
         packed = kernel.pack({name: block.weight for name, block in norms.items()})
-        return lambda *args: kernel.run(packed, *args)[0]
+        return partial(kernel.run, packed)
 
     def _position(self, q: torch.Tensor, k: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         if self._q_norm is not None and not self._norm_last:

@@ -90,12 +90,12 @@ class RopeWrite(PlainKernel):
     def run(
         self, packed: Any, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor,
         slots: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> torch.Tensor:  # fmt: skip
         facts, tokens = self.facts, qkv.shape[0]
         q = torch.empty(tokens, facts.num_heads, facts.head_dim, dtype=qkv.dtype, device=qkv.device)
         if tokens:
             self._launch(packed, qkv, cos, sin, q, k_pages, v_pages, slots)
-        return q, k_pages, v_pages
+        return q
 
     def _launch(self, packed: Any, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, q: torch.Tensor, k_pages: torch.Tensor,
                 v_pages: torch.Tensor, slots: torch.Tensor) -> None:  # fmt: skip
