@@ -9,7 +9,7 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _write_kv(k, v, k_pages, v_pages, slots, k_t, k_h, v_t, v_h, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h,
               PAGE: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
               BLOCK_D: tl.constexpr):  # fmt: skip

@@ -47,7 +47,7 @@ def _vector(x, weight, bias, out, columns, inner, BLOCK_N: tl.constexpr, BLOCK_K
     tl.store(out + n, result.to(out.dtype.element_ty), mask=n < columns)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _tiles(x, weight, bias, out, parts, arrived, rows, columns, inner, splits, x_t, out_t, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
            BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, EVEN_K: tl.constexpr, BIAS: tl.constexpr,
            PRECISION: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip

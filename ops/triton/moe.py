@@ -71,7 +71,7 @@ class Route(PlainKernel):
         return weights, ids
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "first", "blocks"])
 def _sort(ids, order, owner, pairs, first, blocks, EXPERTS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
           ROWS: tl.constexpr):  # fmt: skip
     """Program e writes the choices of expert e, in order, padded with `pairs` to whole blocks; `owner` gets each block's expert."""
@@ -112,7 +112,7 @@ def _activated(gate, up, alpha, limit, KIND: tl.constexpr):
     return gate / (1.0 + tl.exp(-gate)) * up
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _up(x, weight, bias, scales, order, owner, hidden, pairs, x_t, alpha, limit, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
         TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr,
         SCALE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
@@ -144,7 +144,7 @@ def _up(x, weight, bias, scales, order, owner, hidden, pairs, x_t, alpha, limit,
     tl.store(hidden + pair.to(tl.int64)[:, None] * HIDDEN + n[None, :], result, mask=valid[:, None] & (n < HIDDEN)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr,
           BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Each choice's result, with its weight."""
@@ -169,7 +169,7 @@ def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.cons
     tl.store(out + pair.to(tl.int64)[:, None] * WIDTH + n[None, :], acc, mask=valid[:, None] & (n < WIDTH)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _sum(parts, ids, out, first, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
     """A token's result: the sum over its choices that are on this rank, in their order."""
     token = tl.program_id(0).to(tl.int64)

@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 HEADS_A_PROGRAM = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _rope_write(qkv, q_norm, k_norm, cos, sin, q, k_pages, v_pages, slots, eps, offset, qkv_t, cos_t, sin_t, kp_p, kp_t, kp_h, vp_p, vp_t,
                 vp_h, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
                 REST: tl.constexpr, BLOCK_H: tl.constexpr, PAGE: tl.constexpr, NEOX: tl.constexpr, NORM: tl.constexpr,

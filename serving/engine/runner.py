@@ -33,8 +33,13 @@ from pagoda.serving.engine.transfer.shelves import Shelf
 PROMPT_CHUNK = 256
 """Rows whose logits exist at the same time when prompt logprobs are made."""
 
-WARM_PROMPTS = ((1, 17), (2, 17), (16, 17))
-"""Rows and tokens a row of small prompt steps: compilers make one kernel for one row, one for a multiple of 16, one for the rest."""
+WARM_PROMPTS = ((1, 2), (2, 5), (16, 17))
+"""Rows and tokens a row of small prompt steps: attention cuts blocks by query tokens, and compilers make one kernel for a lone row."""
+WARM_SAMPLING = (
+    SamplingParams(seed=0, top_p=0.9),
+    *(SamplingParams(temperature=heat, seed=0, top_p=p, logit_bias={0: 1.0}) for heat, p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9))),
+)
+"""Filters, and edited logits, which are float32: kernels of their own that a first request should not wait for."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +110,17 @@ class Runner:
         greedy and sampled. Nothing on devices that run steps as they are, where a first step costs no more than a later one."""
         most, buckets = self.limits.max_num_seqs, self._captured.row_buckets(self.limits.max_num_seqs)
         longest = min(self.limits.max_num_batched_tokens, self.limits.max_model_len)
+        prompts = ((1, longest), (1, longest // 8), *WARM_PROMPTS)
         kinds = product((False,) if self._adapters is None else (False, True), (SamplingParams(temperature=0), SamplingParams(seed=0)))
         for adapted, params in kinds if buckets else ():
-            for rows, length in ((1, longest), *WARM_PROMPTS):
+            for rows, length in prompts:
                 self.run(self._dummy(min(rows, most), max(1, min(length, longest // rows)), params, adapted))
             for bucket in self._captured.prompt_buckets(self.limits.max_num_batched_tokens, most) * 2:
                 self.run(self._dummy_prompts(bucket, params, adapted))
             for rows in buckets:
                 self.run(self._dummy(min(rows, most), 1, params, adapted))
+        for params in WARM_SAMPLING if buckets else ():
+            self.run(self._dummy(1, min(17, longest), params, False))
 
     def run(self, plan: StepPlan) -> StepResult:
         """Start a step and wait for it."""
