@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pagoda.serving.engine.params import SamplingParams
+    from pagoda.serving.engine.pooling import PoolingParams
     from pagoda.serving.frontend.lora import LoRARequest
     from pagoda.serving.sdk import LLM, AsyncLLM, devices
 
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "LoRARequest", "SamplingParams", "__version__", "devices"]
+__all__ = ["LLM", "AsyncLLM", "LoRARequest", "PoolingParams", "SamplingParams", "__version__", "devices"]
 
 _HOMES = {
     "LLM": "pagoda.serving.sdk",
     "AsyncLLM": "pagoda.serving.sdk",
     "devices": "pagoda.serving.sdk",
     "LoRARequest": "pagoda.serving.frontend.lora",
+    "PoolingParams": "pagoda.serving.engine.pooling",
     "SamplingParams": "pagoda.serving.engine.params",
 }
 

@@ -15,13 +15,14 @@ from pagoda.models.blocks.feed_forward import MlpBlock, MoeBlock
 from pagoda.models.blocks.mixer import BothBlock, MixerBlock, mixer_block
 from pagoda.models.blocks.norm import NormBlock
 from pagoda.models.blocks.paged import PagedMixer, Step
+from pagoda.models.blocks.pooler import PoolerBlock
 from pagoda.models.blocks.state import StateMixer
 from pagoda.models.builder import Builder
 from pagoda.models.fusion import chains_of, find
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
 from pagoda.models.parallel.shard import Span
 from pagoda.models.rope import Rope, RopeTable
-from pagoda.models.spec import MLA, Attention, Both, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Normed, Residual
+from pagoda.models.spec import MLA, Attention, Bidirectional, Both, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Normed, Residual
 from pagoda.ops.attention import PagedBatch
 
 
@@ -87,9 +88,9 @@ class LayerBlock:
         for block, norm, (keep, add) in sublayers:
             assert block is not None
             x = stream.read(norm)
-            out = self._finish(block(x, step), None) * add
-            stream.restart(x * keep)
-            stream.add(out)
+            out = self._finish(block(x, step), None)
+            stream.restart(x if keep == 1.0 else x * keep)
+            stream.add(out if add == 1.0 else out * add)
 
     def _side_by_side(self, stream: Stream, step: Step) -> None:
         x = stream.read(self._mixer_in)
@@ -109,11 +110,16 @@ class EmbedBlock:
     """Token ids to the first hidden states."""
 
     def __init__(self, build: Builder, spec: Embed, vocab: Span, width: int) -> None:
-        self._table = build.embedding("embed", vocab, width)
+        self._table = build.embedding("embed", vocab, spec.width or width)
+        self._widen = None
+        if spec.width is not None:
+            self._widen = build.linear("embed", {"widen": Span.whole(width)}, Span.whole(spec.width), "replicated", True)
+            width = spec.width
         self._scale = _rounded(spec.scale, build.numerics.dtype) if spec.round_scale else spec.scale
         self._offset = spec.positions.offset if spec.positions else 0
         rows = Span.whole(spec.positions.rows) if spec.positions else None
         self._positions = build.tensor("embed.positions", (rows, Span.whole(width)), "replicated") if rows else None
+        self._types = build.tensor("embed.types", (Span.whole(spec.types), Span.whole(width)), "replicated") if spec.types else None
         self._norm = build.norm("embed.norm", spec.norm, width)
         self._communicator = build.communicator
 
@@ -127,7 +133,10 @@ class EmbedBlock:
             x = x * self._scale
         if self._positions is not None:
             x = x + F.embedding(inputs.positions + self._offset, self._positions)
-        return x if self._norm is None else self._norm(x)
+        if self._types is not None:
+            x = x + (self._types[0] if inputs.types is None else F.embedding(inputs.types, self._types))
+        x = x if self._norm is None else self._norm(x)
+        return x if self._widen is None else self._widen(x)
 
 
 class HeadBlock:
@@ -177,7 +186,8 @@ class Decoder:
         self._layers = [LayerBlock(build, f"layers.{i}", layer, spec.width) for i, layer in enumerate(spec.layers)]
         self._mixers = [mixer for layer in self._layers for mixer in _parts(layer.mixer)]
         self._norm = build.norm("norm", spec.norm, spec.width)
-        self._head = HeadBlock(build, spec.head, vocab, spec.width)
+        self._head = HeadBlock(build, spec.head, vocab, spec.width) if spec.pooler is None else None
+        self._pooler = PoolerBlock(build, spec.pooler, spec.width) if spec.pooler is not None else None
         self._ropes = self._rope_tables(build) if build.loading else ()
         self._planners: list[list[KernelRun]] = []
 
@@ -199,7 +209,7 @@ class Decoder:
         """Give each layer its pages, its cache group's index and tokens per page (`page_sizes[group]`). May be called again."""
         self._planners = [[] for _ in page_sizes]
         for mixer, own, group in zip(self._mixers, pages, group_of_layer, strict=True):
-            if mixer is None:
+            if mixer is None or mixer.cache is None:
                 continue
             planners = self._planners[group]
             mixer.bind(self._kernels(), own, group, page_sizes[group], 0)
@@ -218,7 +228,7 @@ class Decoder:
         )
 
     def forward(self, inputs: ModelInputs) -> ModelOutput:
-        step = Step(inputs.groups, inputs.plans, self._rotations(inputs), inputs.positions, inputs.adapters)
+        step = Step(inputs.groups, inputs.plans, self._rotations(inputs), inputs.positions, inputs.adapters, inputs.segments)
         stream = Stream(self._embed(inputs))
         taps: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self._layers):
@@ -228,7 +238,14 @@ class Decoder:
         return ModelOutput(stream.read(self._norm), tuple(taps[index] for index in inputs.taps))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._head is None:
+            raise ModelError("this model answers with vectors or scores and has no logits of tokens")
         return self._head(hidden)
+
+    def pool(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._pooler is None:
+            raise ModelError("this model answers with tokens and has no pooler")
+        return self._pooler(hidden)
 
     def _rotations(self, inputs: ModelInputs) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
         by_length = any(table.by_length for table in self._ropes)
@@ -252,7 +269,7 @@ class Decoder:
 
 def ropes_of(spec: DecoderSpec) -> tuple[Rope, ...]:
     """The distinct ropes of a spec, in order of first use."""
-    parts = (layer.mixer.attention if isinstance(layer.mixer, Both) else layer.mixer for layer in spec.layers)
+    parts = (layer.mixer.attention if isinstance(layer.mixer, Bidirectional | Both) else layer.mixer for layer in spec.layers)
     positions = (mixer.position for mixer in parts if isinstance(mixer, Attention | MLA))
     return tuple(dict.fromkeys(position for position in positions if isinstance(position, Rope)))
 

@@ -10,6 +10,7 @@ from pagoda.hal.device import Device
 from pagoda.hal.kv import CacheGroup, CacheKind, KVLayout, LayerCache, LayerPages, StatePages
 from pagoda.models.model import Model, ModelInputs, ModelOutput
 from pagoda.ops.attention import PagedBatch
+from pagoda.ops.segment_attention import Segments
 
 
 class DirectRun:
@@ -43,6 +44,7 @@ class DirectRun:
             groups,
             self.model.plan(groups),
             taps=taps,
+            segments=Segments(batch.query_start),
         )
         output = self.model.forward(inputs)
         for s, ids in segments:

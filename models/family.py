@@ -22,6 +22,7 @@ class Family:
         model_types: values of `model_type`, for configurations without architectures.
         spec: reads the configuration. Every key must be read or be known to be harmless.
         rules: from transformers' tensor names to ours. GGUF files come through them too: their source speaks transformers' names.
+        pools: its models answer with vectors or scores; all its specs have a pooler.
     """
 
     name: str
@@ -29,3 +30,4 @@ class Family:
     model_types: tuple[str, ...]
     spec: Callable[[Config], DecoderSpec]
     rules: Rules
+    pools: bool = False

@@ -16,6 +16,7 @@ from pagoda.models.adapters.slots import LoraLimits
 from pagoda.models.builder import Builder, Numerics, Parameter, Part
 from pagoda.models.checkpoint import apply, check
 from pagoda.models.config import Config
+from pagoda.models.conversion import AS_IT_IS, Wanted
 from pagoda.models.decoder import Decoder, ropes_of
 from pagoda.models.family import Family
 from pagoda.models.loading.dummy_source import DummySource
@@ -25,7 +26,7 @@ from pagoda.models.model import LengthEpochs, ModelFacts
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.registry import find_family
 from pagoda.models.rope import DynamicScaling, LongRopeScaling
-from pagoda.models.spec import MLA, Attention, Both, DecoderSpec, Mixer, Mlp
+from pagoda.models.spec import MLA, Attention, Bidirectional, Both, DecoderSpec, Mixer, Mlp
 from pagoda.models.weights import WeightSource
 from pagoda.quant.format import Format, StoredTensor
 from pagoda.quant.registry import format_for
@@ -70,6 +71,7 @@ def describe(
     quantization: str | None = None,
     table: KernelTable | None = None,
     lora: LoraLimits | None = None,
+    wanted: Wanted = AS_IT_IS,
 ) -> Description:
     """Spec, facts and needs of a model on one rank. Reads names and shapes of the checkpoint's tensors, no weight.
 
@@ -79,6 +81,7 @@ def describe(
         kv_dtype: a dtype name, or "auto": the model's.
         quantization: name of a number format; found from the checkpoint when None.
         lora: room for adapters beside the linear layers.
+        wanted: how the model is to be used, where that is not its usual way.
         table: kernels of the device; given, every primitive is checked and `ModelError` names all that have no kernel.
 
     Raises `ModelError` for an unknown architecture or unread keys, `ConfigError` for a split that does not divide,
@@ -87,7 +90,7 @@ def describe(
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint, {}, None, "config")
     shard = shard or Shard()
-    family = find_family(checkpoint.config)
+    family = find_family(checkpoint.config, wanted)
     spec = read_spec(family, checkpoint.config)
     computing = _dtype(checkpoint.config, dtype, tuple(dtypes), default)
     numerics = Numerics(computing, computing if kv_dtype == "auto" else kv_dtype)
@@ -184,6 +187,10 @@ def _facts(checkpoint: Checkpoint, spec: DecoderSpec, numerics: Numerics, listed
         eos_ids=_eos(checkpoint),
         parameters=sum(counts),
         length_epochs=_length_epochs(spec),
+        tasks=spec.pooler.tasks if spec.pooler is not None else ("generate",),
+        pooler=spec.pooler,
+        whole_prompts=any(isinstance(layer.mixer, Bidirectional) for layer in spec.layers),
+        types=spec.embed.types,
     )
 
 
@@ -220,6 +227,8 @@ def _mixer_numbers(mixer: Mixer | None) -> int:
             return (mixer.heads * 2 + mixer.kv_heads * 2) * mixer.head_dim
         case MLA():
             return mixer.heads * (3 * (mixer.nope_dim + mixer.rope_dim) + 3 * mixer.v_dim)
+        case Bidirectional():
+            return _mixer_numbers(mixer.attention)
         case Both():
             return _mixer_numbers(mixer.attention) + _mixer_numbers(mixer.recurrent)
         case _:

@@ -11,7 +11,9 @@ from pagoda.hal.kv import LayerCache, LayerPages, StatePages
 if TYPE_CHECKING:
     import torch
     from pagoda.models.adapters.slots import AdapterSlots
+    from pagoda.models.pooling import Pooler
     from pagoda.ops.attention import PagedBatch
+    from pagoda.ops.segment_attention import Segments
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class ModelInputs:
         taps: layers whose hidden states are wanted.
         adapters: `[T]` int32, adapter slot of each token or −1; None: no token has one.
         lengths: `[T]` int64, any length within the epoch (`LengthEpochs`) of each token's request; None: the lengths in `groups` are.
+        segments: where each row's tokens lie; needed by models that attend in both directions, whose rows are whole prompts.
+        types: `[T]` int64, token types, for models that know them; None: all are 0.
     """
 
     token_ids: torch.Tensor
@@ -56,6 +60,8 @@ class ModelInputs:
     taps: tuple[int, ...] = ()
     adapters: torch.Tensor | None = None
     lengths: torch.Tensor | None = None
+    segments: Segments | None = None
+    types: torch.Tensor | None = None
 
 
 class ModelOutput:
@@ -80,6 +86,8 @@ class ModelFacts:
         weight_bytes: bytes of the packed weights of one rank; work_bytes_per_token: activations per token of a step.
         eos_ids: end tokens from config and generation config.
         length_epochs: set where a request that grows must be computed anew.
+        pooler: how it answers, where that is not by tokens.
+        whole_prompts: a prompt must be run in one step. types: token types that it knows.
     """
 
     architecture: str
@@ -93,6 +101,9 @@ class ModelFacts:
     parameters: int = 0
     tasks: tuple[str, ...] = field(default=("generate",))
     length_epochs: LengthEpochs | None = None
+    pooler: Pooler | None = None
+    whole_prompts: bool = False
+    types: int = 0
 
 
 class Model(Protocol):
@@ -119,4 +130,8 @@ class Model(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden `[S, width]` → `[S, vocab_size]` on every rank, in float32 or in the dtype that the model computes in."""
+        ...
+
+    def pool(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of a model with a pooler: chosen hidden states `[S, width]` → `[S, outputs]` float32, neither normalised nor activated."""
         ...

@@ -8,6 +8,8 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from pagoda.hal.errors import ModelError
+from pagoda.models.conversion import AS_IT_IS, Wanted, as_asked, pooling_family
+from pagoda.models.families.bert import BERT, ELECTRA, ROBERTA
 from pagoda.models.families.classic import CLASSIC
 from pagoda.models.families.cohere import COHERE, COHERE2
 from pagoda.models.families.expert_kin import EXPERT_KIN
@@ -43,6 +45,7 @@ BUILT_IN = (
     LLAMA, *LLAMA_KIN, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, VAULT_GEMMA, GEMMA3, SMOLLM3, PHI, PHI3, GPT2, GPTJ, GPT_NEOX,
     GPT_OSS, MIXTRAL, GRANITE, GRANITE_MOE, OLMO, OLMO2, OLMO3, OLMOE, FLEX_OLMO, *ROUTED, COHERE, COHERE2, STABLELM, STARCODER2, GLM, GLM4,
     FALCON, *CLASSIC, *LATENT, *GPT_KIN, *EXPERT_KIN, *LLAMA4, PHI_MOE, *RECURRENT_KIN,
+    BERT, ROBERTA, ELECTRA,
 )  # fmt: skip
 
 
@@ -52,13 +55,20 @@ def families() -> tuple[Family, ...]:
     return (*(family for point in entry_points(group=GROUP) for family in point.load()()), *BUILT_IN)
 
 
-def find_family(config: Mapping[str, Any]) -> Family:
-    """The family of a config.json. Raises `ModelError` naming what it asks for and what is here."""
+def find_family(config: Mapping[str, Any], wanted: Wanted = AS_IT_IS) -> Family:
+    """The family of a config.json, in the use that is `wanted`. Raises `ModelError` naming what it asks for and what is here."""
+    return as_asked(_family(config), config, wanted)
+
+
+def _family(config: Mapping[str, Any]) -> Family:
     architectures, model_type = tuple(config.get("architectures") or ()), config.get("model_type")
     for name in architectures:
         for family in families():
             if name in family.architectures:
                 return family
+    for name in architectures:
+        if (found := pooling_family(name, config, families())) is not None:
+            return found
     if not architectures:
         for family in families():
             if model_type in family.model_types:

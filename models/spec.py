@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from pagoda.models.distance import Distances
+from pagoda.models.pooling import Pooler
 from pagoda.models.recurrent import Recurrent
 from pagoda.models.rope import Rope
 
@@ -212,7 +214,18 @@ class Both:
     scales: tuple[float, float] = (1.0, 1.0)
 
 
-Mixer = Attention | MLA | Recurrent | Both
+@dataclass(frozen=True)
+class Bidirectional:
+    """Attention of a prompt over all of itself, in both directions; nothing is cached. A window of `size` reaches so far to each side.
+
+    `distances`: learned biases that all layers share (the tensor `distances`).
+    """
+
+    attention: Attention
+    distances: Distances | None = None
+
+
+Mixer = Attention | Bidirectional | MLA | Recurrent | Both
 
 
 @dataclass(frozen=True)
@@ -239,12 +252,17 @@ class Learned:
 
 @dataclass(frozen=True)
 class Embed:
-    """The way in: looked-up rows · scale (rounded to the computing dtype where `round_scale`), plus positions, then a norm."""
+    """The way in: looked-up rows · scale (rounded to the computing dtype where `round_scale`), plus positions, then a norm.
+
+    `types`: rows of a table of token types (the second text of a pair is of type 1); `width`: of the table, where a projection widens it.
+    """
 
     scale: float = 1.0
     round_scale: bool = False
     positions: Learned | None = None
     norm: Norm | None = None
+    types: int = 0
+    width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -259,7 +277,10 @@ class Head:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A whole text decoder. `norm`: after the last layer. `max_positions`: longest sequence that its positions allow."""
+    """A whole text model. `norm`: after the last layer. `max_positions`: longest sequence that its positions allow.
+
+    `pooler`: it answers with vectors or scores, and has no `head`.
+    """
 
     vocab: int
     width: int
@@ -268,3 +289,4 @@ class DecoderSpec:
     embed: Embed
     head: Head
     max_positions: int
+    pooler: Pooler | None = None

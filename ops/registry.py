@@ -18,6 +18,7 @@ from pagoda.ops.cases.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
 from pagoda.ops.cases.rope import ROPE
 from pagoda.ops.cases.rope_write import ROPE_WRITE
 from pagoda.ops.cases.sampling import PENALIZE, SAMPLE, TOKEN_BITMASK, TOP_LOGPROBS
+from pagoda.ops.cases.segment_attention import SEGMENT_ATTENTION
 from pagoda.ops.cases.state import CAUSAL_CONV1D, GATED_DELTA_RULE, SELECTIVE_SCAN, SSD_SCAN
 from pagoda.ops.linear_gguf import dequantised_bytes
 from pagoda.ops.moe_gguf import decoded_experts_bytes
@@ -27,7 +28,7 @@ _OPS = (
     GEMM, EMBEDDING, GEMM_GGUF, EMBEDDING_GGUF, LORA_DELTA,
     RMS_NORM, ADD_RMS_NORM, LAYER_NORM,
     GATED_ACTIVATION, ACTIVATION,
-    ROPE, WRITE_KV, ROPE_WRITE, PAGED_ATTENTION,
+    ROPE, WRITE_KV, ROPE_WRITE, PAGED_ATTENTION, SEGMENT_ATTENTION,
     ROUTE, MOE_MLP, MOE_MLP_GGUF,
     CAUSAL_CONV1D, SELECTIVE_SCAN, SSD_SCAN, GATED_DELTA_RULE,
     PENALIZE, TOKEN_BITMASK, SAMPLE, TOP_LOGPROBS,
@@ -51,5 +52,6 @@ def portable_kernels() -> tuple[Kernel, ...]:
     """Implementations in plain torch that beat a reference on any device, at a price that a plan can name."""
     return (
         Kernel("gemm_gguf", "dequantised", "pagoda.ops.linear_gguf:GemmGgufDequantised", rank=0.0, packed_bytes=dequantised_bytes),
+        Kernel("segment_attention", "torch", "pagoda.ops.segment_attention:SegmentAttentionTorch", rank=0.0),
         Kernel("moe_mlp_gguf", "dequantised", "pagoda.ops.moe_gguf:MoeMlpGgufDequantised", rank=0.0, packed_bytes=decoded_experts_bytes),
     )

@@ -13,6 +13,7 @@ from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.hal.info import DeviceInfo
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.engine.pooling import PoolingParams
 from pagoda.serving.frontend.lora import LoRARequest
 from pagoda.serving.frontend.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from pagoda.serving.frontend.processor import Messages, Processor, Prompt
@@ -20,6 +21,7 @@ from pagoda.serving.frontend.session import Session
 from pagoda.serving.frontend.text import Tokenizer
 from pagoda.serving.local import config_of, open_local
 from pagoda.serving.loop_thread import LoopThread, Progress
+from pagoda.serving.pooling_calls import PoolingCalls
 
 __all__ = [
     "LLM",
@@ -28,6 +30,7 @@ __all__ = [
     "CompletionOutput",
     "LoRARequest",
     "Logprob",
+    "PoolingParams",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
@@ -132,7 +135,7 @@ class AsyncLLM:
         return self.session.processor.default_params(**given)
 
 
-class LLM:
+class LLM(PoolingCalls):
     """A model in this process, for scripts and notebooks. Close it, use it as a context manager, or let the process end.
 
     Args: those of `EngineConfig`. Raises `PagodaError`s that say what does not work.

@@ -42,7 +42,11 @@ class AttentionBlock(PagedMixer):
         self._sinks = build.tensor(f"{path}.sinks", (heads,), "heads") if spec.sinks else None
         self._slopes = _slopes(spec, heads, build)
         self._rope = self._rope_kernel(build)
-        super().__init__(build, self._facts(build), self._cache(build))
+        self._begin(build, path)
+
+    def _begin(self, build: Builder, path: str) -> None:
+        """What stands on the cache: its kernels, and those that are joined with the write to it."""
+        PagedMixer.__init__(self, build, self._facts(build), self._cache(build))
         self._site = build.sites.get(("rope_write", path))
         joined = build.fusion("rope_write", path, build.uses[-1][1].page_size)
         if joined is not None and joined.facts is not None:

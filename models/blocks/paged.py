@@ -11,6 +11,7 @@ from pagoda.hal.kv import LayerCache, LayerPages
 from pagoda.hal.table import KernelTable
 from pagoda.models.builder import Builder
 from pagoda.ops.attention import AttentionFacts, PagedBatch
+from pagoda.ops.segment_attention import Segments
 from pagoda.ops.state import StateBatch
 
 
@@ -23,6 +24,7 @@ class Step:
     ropes: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     positions: torch.Tensor
     adapters: torch.Tensor | None = None
+    segments: Segments | None = None
     _states: dict[tuple[int, int], StateBatch] = field(default_factory=dict)
 
     def states(self, group: int, page: int) -> StateBatch:

@@ -12,6 +12,7 @@ from pagoda.hal.errors import CheckpointError, ConfigError
 from pagoda.models.loading.gguf_config import gguf_generation_config
 from pagoda.models.loading.gguf_source import GgufModel
 from pagoda.models.loading.safetensors_source import SafetensorsSource, safetensors_files
+from pagoda.models.loading.sentence_transformers import KEY, WithModules, modules_of
 from pagoda.models.loading.torch_source import torch_files, torch_source
 from pagoda.models.weights import WeightSource
 
@@ -67,7 +68,11 @@ def _gguf(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
 def _folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
     config = {**_json(path / "config.json"), **overrides}
     generation = _json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
-    return Checkpoint(config, generation, lambda: _folder_source(path), str(path))
+    modules = modules_of(path)
+    if modules is None:
+        return Checkpoint(config, generation, lambda: _folder_source(path), str(path))
+    source = lambda: WithModules(_folder_source(path), modules.dense)  # noqa: E731
+    return Checkpoint({**config, KEY: modules.as_config()}, generation, source, str(path))
 
 
 def _folder_source(path: Path) -> WeightSource:

@@ -57,8 +57,6 @@ _PROFILE = "`pagoda bench latency` measures, --kernel-log calls logs each kernel
 
 FLAGS = (
     # model
-    _value("--runner", "auto generate"),
-    _value("--convert", "auto none"),
     _value("--tokenizer-mode", "auto hf"),
     _value("--code-revision --tokenizer-revision", "", "pin the whole checkpoint with --revision"),
     _value("--hf-config-path", "", "replace keys of config.json with --hf-overrides"),
@@ -68,7 +66,6 @@ FLAGS = (
     _switch("--enable-prompt-embeds"),
     _value("--allowed-local-media-path --allowed-media-domains"),
     _value("--logits-processors"),
-    _value("--pooler-config"),
     _value("--max-logprobs"),
     _value("--logprobs-mode", "raw_logprobs"),
     _switch("--enforce-eager", "off", _GRAPHS),

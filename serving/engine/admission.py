@@ -129,7 +129,7 @@ class Admitter:
         have, most = start.length // unit, (len(sequence.tokens) - 1) // unit
         if connector is None or sequence.request.source.adapter is not None:  # another adapter may have that name by then
             return 0
-        if not self._caching or sequence.wants_prompt_logprobs or start.length % unit or most <= have:
+        if not self._caching or sequence.computes_all or start.length % unit or most <= have:
             return 0
         return connector.match(sequence.digests[:most], have) - have
 
@@ -199,4 +199,4 @@ def make_admission(sequence: Sequence) -> Admission:
     request = sequence.request
     output = tuple(sequence.tokens[len(request.source.prompt) :].tolist())
     source = request.source
-    return Admission(sequence.slot, request.params, source.prompt, output, sequence.index, source.eos_ids)
+    return Admission(sequence.slot, request.params, source.prompt, output, sequence.index, source.eos_ids, source.pooling)

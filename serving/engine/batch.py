@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pagoda.hal.device import Device
 from pagoda.hal.memory import MemoryKind
 from pagoda.ops.attention import HostLengths, PagedBatch, TreeMask
+from pagoda.ops.segment_attention import Segments
 from pagoda.serving.engine.cascade import shared_beginnings
 from pagoda.serving.engine.layout import DIMS, DTYPES, HEADER_WORDS, Layout, layout_of
 from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
@@ -79,6 +80,10 @@ class StepBatch:
     def every_row_sampled(self) -> bool:
         """Whether the sampled rows are the step's tokens, in order."""
         return self.uniform and self.num_samples == self.num_rows
+
+    def segments(self) -> Segments:
+        """Its rows as whole prompts."""
+        return Segments(self.views["query_start"], self.lengths.query_start if self.lengths is not None else None)
 
     def groups(self, tables: tuple[torch.Tensor, ...] | None = None, max_seq: int | None = None) -> tuple[PagedBatch, ...]:
         """A `PagedBatch` per cache group; captured steps bring stable `tables` and their own bound of lengths."""

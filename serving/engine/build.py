@@ -32,9 +32,11 @@ from pagoda.serving.engine.inprocess_client import Engine, EngineStarter
 from pagoda.serving.engine.loading import loading_progress
 from pagoda.serving.engine.pages import Pages
 from pagoda.serving.engine.plan import RunnerFacts
+from pagoda.serving.engine.pooling import PoolingFacts
+from pagoda.serving.engine.pooling_runner import PoolingRunner
 from pagoda.serving.engine.runner import Runner, RunnerLimits
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
-from pagoda.serving.engine.sizing import describe_model, size
+from pagoda.serving.engine.sizing import describe_model, in_whole_steps, size
 from pagoda.serving.engine.spec.make import make_drafter
 from pagoda.serving.engine.target import Target, open_target
 from pagoda.serving.engine.transfer.make import StoreSpec, files_of, identity_of, make_connector, make_shelf
@@ -56,7 +58,7 @@ def start_engine(config: EngineConfig, sink: Sink) -> Engine:
     facts = executor.start()
     try:
         connector = _connector(config, facts, executor)
-        scheduler = Scheduler(SchedulerConfig.of(config), facts, connector, make_drafter(config.speculation))
+        scheduler = Scheduler(SchedulerConfig.of(config, facts), facts, connector, make_drafter(config.speculation))
         core = EngineCore(scheduler, executor, facts, sink, config.max_cpu_loras)
         if connector is not None:
             connector.wake = core.wake
@@ -92,6 +94,7 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     if target.sharing > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // target.sharing))
     device, description = target.device, describe_model(config, target, topology.rank)
+    config = in_whole_steps(config, description)
     communicator = device.communicator(topology) if topology.world > 1 else None  # first, since it takes memory
     sizes, facts = size(config, target, description), description.facts
     store, adapters = _adapters(config, description)
@@ -108,7 +111,8 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     runner_facts = replace(_facts(config, target, sizes.groups, pages, model, max_model_len), adapters=adapters)
     limits = RunnerLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len, runner_facts.overlap)
     shelf = _shelf(config, pages, topology.rank)
-    runner = Runner(device, target.table, model, pages, runner_facts, limits, load, communicator, store, shelf)
+    kind = Runner if facts.pooler is None else PoolingRunner
+    runner = kind(device, target.table, model, pages, runner_facts, limits, load, communicator, store, shelf)
     runner.warm_up()
     ended = time.perf_counter()
     seconds = {"device and plan": planned - began, "weights": loaded - planned, "buffers and warm-up": ended - loaded}
@@ -171,7 +175,14 @@ def _facts(
         kernels=kernel_names(target.table),
         adapter_slots=config.max_loras if config.enable_lora else 0,
         length_epochs=model.facts.length_epochs,
+        pooling=_pooling(model),
+        whole_prompts=model.facts.whole_prompts,
     )
+
+
+def _pooling(model: Decoder) -> PoolingFacts | None:
+    pooler = model.facts.pooler
+    return PoolingFacts(pooler, pooler.outputs(model.facts.width)) if pooler is not None else None
 
 
 def kernel_names(table: KernelTable) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pagoda.serving.engine.indexer import Indexer
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.messages import FinishReason, RequestDelta, SequenceDelta, StepDeltas, TokenLogprobs
 from pagoda.serving.engine.plan import BoolArray, IntArray, RowLogprobs, StepPlan, StepResult
+from pagoda.serving.engine.pooling import Pooled
 from pagoda.serving.engine.sequence import Request, Sequence
 from pagoda.serving.engine.speculation import take_accepted
 
@@ -67,8 +68,16 @@ class Committer:
         slots.tokens[chosen, known] = tokens
         slots.known[chosen] = known + 1
         ended = slots.stopped(chosen, tokens) | (known + 1 >= slots.limit[chosen])
-        self._ledger.counters["generation_tokens"] += len(chosen)
+        if result.pooled:
+            self._take_pooled(chosen, rows, result)
+        else:
+            self._ledger.counters["generation_tokens"] += len(chosen)
         return _Sampled(chosen, tokens, rows, ended)
+
+    def _take_pooled(self, chosen: IntArray, rows: IntArray, result: StepResult) -> None:
+        for slot, row in zip(chosen.tolist(), rows.tolist(), strict=True):
+            values = result.pooled[row]
+            self._ledger.slots.sequence(slot).request.pooled = Pooled(values.shape, values.astype("<f4").tobytes())
 
     def _take_drafted(self, chosen: IntArray, rows: IntArray, result: StepResult) -> _Sampled:
         slots = self._ledger.slots
@@ -131,7 +140,7 @@ class Committer:
             slot = int(plan.slots[plan.sampled][row])
             if self._ledger.slots.open[slot]:
                 request = self._ledger.slots.sequence(slot).request
-                failed.append(end_request(self._ledger, request, FinishReason.ERROR, "the model gave NaN for this request's next token"))
+                failed.append(end_request(self._ledger, request, FinishReason.ERROR, "the model gave NaN for this request"))
         return failed
 
     def _take_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
@@ -171,6 +180,7 @@ def _request_delta(request: Request, deltas: list[SequenceDelta], error: str | N
         cached_tokens=request.cached_tokens if first else 0,
         prompt_logprobs=tuple(request.prompt_logprobs) if first and request.prompt_logprobs is not None else None,
         error=error,
+        pooled=request.pooled,
     )
 
 

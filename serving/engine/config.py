@@ -41,6 +41,21 @@ class EngineConfig:
     revision: Annotated[str | None, Flag("Branch, tag or commit of a hub model.")] = None
     tokenizer: Annotated[str | None, Flag("Folder or hub id of the tokenizer, when not the model's own.")] = None
     skip_tokenizer_init: Annotated[bool, Flag("Work with token ids alone; texts and chats are refused.")] = False
+    runner: Annotated[
+        Literal["auto", "generate", "pooling"],
+        Flag("How the model answers: with tokens, or with vectors and scores; `auto` follows the checkpoint."),
+    ] = "auto"
+    convert: Annotated[
+        Literal["auto", "none", "embed", "classify"], Flag("Make a model of vectors, or of scores, of one that generates.")
+    ] = "auto"
+    pooler_config: Annotated[
+        dict[str, Any] | None,
+        Flag(
+            "JSON: how hidden states are pooled, where the checkpoint does not say; `pooling_type` (CLS, LAST, MEAN, ALL, STEP),"
+            " `normalize`, `use_activation`, `step_tag_id`, `returned_token_ids`.",
+            metavar="JSON",
+        ),
+    ] = None
     max_model_len: Annotated[
         int | None, Flag("Longest prompt plus output, in tokens; by default what the model and the memory allow.", section="Capacity")
     ] = None

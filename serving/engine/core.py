@@ -95,6 +95,7 @@ class EngineCore:
             adapters=tuple(tuple(adapter.module) for adapter in facts.adapters),
             adapter_slots=facts.adapter_slots,
             load_seconds=facts.load_seconds,
+            pooling=facts.pooling,
         )
 
     def follow_grammars(self, compiler: Compiler) -> None:

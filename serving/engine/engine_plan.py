@@ -15,7 +15,7 @@ from pagoda.models.load import Description
 from pagoda.ops.rope_write import RopeWriteFacts
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.groups import peak_pages
-from pagoda.serving.engine.sizing import Sizes, describe_model, size
+from pagoda.serving.engine.sizing import Sizes, describe_model, in_whole_steps, size
 from pagoda.serving.engine.spec.make import make_drafter
 from pagoda.serving.engine.target import open_target
 
@@ -70,6 +70,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     """
     target = open_target(config, plan_only=True)
     description = describe_model(config, target)
+    config = in_whole_steps(config, description)
     sizes = size(config, target, description)
     for op, facts in dict.fromkeys(description.uses):
         target.table.choose(op, facts)

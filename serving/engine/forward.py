@@ -13,6 +13,9 @@ from pagoda.serving.engine.batch import StepBatch
 from pagoda.serving.engine.plan import Admission
 from pagoda.serving.engine.sampler import Sampled, Sampler
 
+NEVER = 2**62
+"""A position that no prompt reaches."""
+
 
 class StepTensors(NamedTuple):
     """What a step leaves on the device: the sample of the sampled rows, hidden states `[T, width]`, and those of tapped layers for the
@@ -37,11 +40,16 @@ class Forward:
         # Length of each slot's sequence when it began, for models whose angles follow it: any length within its epoch will do.
         by_length = model.facts.length_epochs is not None
         self._lengths = device.memory.alloc(MemoryKind.WORK, (slots + 1,), torch.int64).zero_() if by_length else None
+        # Where the second text of each slot's prompt begins, for models that know types of tokens.
+        typed = model.facts.types > 1
+        self._seconds = device.memory.alloc(MemoryKind.WORK, (slots + 1,), torch.int64).fill_(NEVER) if typed else None
 
     def admit(self, admission: Admission) -> None:
         """A sequence begins, or begins again."""
         if self._lengths is not None:
             self._lengths[admission.slot] = len(admission.prompt) + len(admission.output)
+        if self._seconds is not None and admission.pooling is not None:
+            self._seconds[admission.slot] = NEVER if admission.pooling.second is None else admission.pooling.second
 
     def __call__(self, batch: StepBatch) -> StepTensors:
         groups = batch.groups()
@@ -64,7 +72,19 @@ class Forward:
         positions = views["positions"]
         lengths = self._lengths[views["token_slots"]] if self._lengths is not None else None
         positions = positions[0] if len(positions) == 1 else positions
-        inputs = ModelInputs(token_ids, positions, groups, plans, taps=batch.taps, adapters=views.get("adapters"), lengths=lengths)
+        types = (positions >= self._seconds[views["token_slots"]]).long() if self._seconds is not None else None
+        segments = batch.segments() if self.model.facts.whole_prompts else None
+        inputs = ModelInputs(
+            token_ids,
+            positions,
+            groups,
+            plans,
+            taps=batch.taps,
+            adapters=views.get("adapters"),
+            lengths=lengths,
+            segments=segments,
+            types=types,
+        )
         return self.model.forward(inputs)
 
     def logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor | None:

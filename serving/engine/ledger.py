@@ -38,7 +38,7 @@ class Ledger:
         self.epochs: LengthEpochs | None = facts.length_epochs
         self.rules = token_rules(facts.groups)
         self.pool = BlockPool(facts.num_pages)
-        self.slots = Slots(max_num_seqs, facts.max_model_len)
+        self.slots = Slots(max_num_seqs, facts.max_model_len + (facts.pooling is not None))
         self.adapters = AdapterBook(self.slots, facts.adapter_slots, facts.adapters)
         self.states = _state_tables(facts, self.pool, max_num_seqs)
         self.tables = BlockTables(self.pool, self.rules, max_num_seqs, facts.max_model_len, self.states)

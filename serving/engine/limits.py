@@ -6,6 +6,7 @@ from pagoda.hal.errors import CapacityError, RequestError
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.plan import RunnerFacts
+from pagoda.serving.engine.pooling import check_pooling
 from pagoda.serving.engine.token_ids import check_ids
 
 
@@ -14,16 +15,32 @@ def check_request(request: EngineRequest, budget: int, facts: RunnerFacts, ledge
     prompt, longest = len(request.prompt), facts.max_model_len
     if not prompt:
         raise RequestError("the prompt holds no token; it needs at least one", param="prompt")
+    check_ids(request, facts.vocab_size)
+    check_pooling(request.pooling, facts.pooling)
+    if request.pooling is not None:
+        return _check_pooled(request, longest, facts.overlap * budget, ledger)
     if prompt >= longest:
         raise RequestError(
             f"the prompt has {prompt} tokens and the model's length is {longest}: at most {longest - 1} leave room for an answer",
             param="prompt",
             code="context_length_exceeded",
         )
-    check_ids(request, facts.vocab_size)
     limit = longest if request.params.max_tokens is None else min(prompt + request.params.max_tokens, longest)
     _check_pages(request, limit, facts.overlap * budget, ledger)
     return limit
+
+
+def _check_pooled(request: EngineRequest, longest: int, ahead: int, ledger: Ledger) -> int:
+    """Nothing follows the prompt; that it is done counts as one token that has no page."""
+    prompt = len(request.prompt)
+    if prompt > longest:
+        raise RequestError(
+            f"the prompt has {prompt} tokens and the model's length is {longest}: shorten it, or send truncate_prompt_tokens",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    _check_pages(request, prompt, ahead, ledger)
+    return prompt + 1
 
 
 def _check_pages(request: EngineRequest, limit: int, ahead: int, ledger: Ledger) -> None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.engine.pooling import Pooled, PoolingFacts, PoolingParams
 
 
 class FinishReason(StrEnum):
@@ -44,6 +45,7 @@ class EngineRequest:
         beam_width: 0 samples; above, beam search returns `params.n` best of so many beams.
         length_penalty: beam scores are divided by length ** this.
         arrival: seconds since the epoch.
+        pooling: the answer is pooled of the prompt instead of generated; `params` then matter no more.
     """
 
     request_id: str
@@ -56,6 +58,7 @@ class EngineRequest:
     beam_width: int = 0
     length_penalty: float = 1.0
     arrival: float = 0.0
+    pooling: PoolingParams | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class RequestDelta:
         cached_tokens: prompt tokens that a prefix hit saved; set on the first delta.
         prompt_logprobs: of prompt positions 1.., set once, where asked for.
         error: set when `finish_reason` is ERROR: what went wrong, for the client.
+        pooled: the whole answer of a pooling request.
     """
 
     request_id: str
@@ -96,6 +100,7 @@ class RequestDelta:
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
+    pooled: Pooled | None = None
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,7 @@ class EngineFacts:
         device: `DeviceInfo.model` of rank 0.
         load_seconds: how long the parts of rank 0's loading took, in order.
         adapters: (name, folder, parent) of those loaded at start. adapter_slots: 0 where none may be loaded.
+        pooling: of a model that answers with vectors or scores; None: it generates.
     """
 
     max_model_len: int
@@ -181,3 +187,4 @@ class EngineFacts:
     adapters: tuple[tuple[str, str, str | None], ...] = ()
     adapter_slots: int = 0
     load_seconds: dict[str, float] = field(default_factory=dict)
+    pooling: PoolingFacts | None = None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.engine.pooling import PoolingFacts, PoolingParams
 
 IntArray = NDArray[np.int32]
 LongArray = NDArray[np.int64]
@@ -32,6 +33,7 @@ class Admission(NamedTuple):
         prompt: prompt token ids; output: tokens generated before (after preemption, and forks).
         sequence: index among the request's `n` sequences, mixed into the seed.
         eos_ids: end tokens; with `params.stop_token_ids` they are held back until `params.min_tokens` are out.
+        pooling: of a request that is pooled.
     """
 
     slot: int
@@ -40,6 +42,7 @@ class Admission(NamedTuple):
     output: tuple[int, ...] = ()
     sequence: int = 0
     eos_ids: tuple[int, ...] = ()
+    pooling: PoolingParams | None = None
 
 
 class PageCopies(NamedTuple):
@@ -138,6 +141,7 @@ class StepResult:
         bad_rows: sampled rows whose logits held NaN; they are failed, not served.
         in_place: `[S]` int32, of a step with drafts: accepted ones whose K and V lie where the sequence's own would; those of another
             branch of a tree are computed again. None: all of them.
+        pooled: sampled-row index → answer, of pooling models, whose tokens mean nothing.
     """
 
     step: int
@@ -149,6 +153,7 @@ class StepResult:
     experts: Any = None
     bad_rows: tuple[int, ...] = ()
     in_place: IntArray | None = None
+    pooled: dict[int, FloatArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,7 @@ class RunnerFacts:
         adapter_slots: adapters that the device holds at a time; 0 where they are not enabled.
         trees: its attention takes drafts that branch (`ops.attention.TreeMask`).
         load_seconds: see `EngineFacts`.
+        pooling: see `EngineFacts`. whole_prompts: a step takes no parts of prompts.
         length_epochs: a `models.model.LengthEpochs` where a sequence that grows must be computed anew, or None.
     """
 
@@ -182,3 +188,5 @@ class RunnerFacts:
     length_epochs: Any = None
     load_seconds: dict[str, float] = field(default_factory=dict)
     trees: bool = False
+    pooling: PoolingFacts | None = None
+    whole_prompts: bool = False

@@ -21,6 +21,7 @@ from pagoda.serving.engine.limits import check_request
 from pagoda.serving.engine.messages import EngineRequest, EngineStats, FinishReason, RequestDelta, StepDeltas
 from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.planner import Planner
+from pagoda.serving.engine.pooling import kind_of
 from pagoda.serving.engine.prefix import chain_root
 from pagoda.serving.engine.sequence import Request, Sequence, State, as_tokens
 from pagoda.serving.engine.spec.drafter import Drafter
@@ -42,8 +43,13 @@ class SchedulerConfig:
     seed: int = 0
 
     @classmethod
-    def of(cls, config: EngineConfig) -> SchedulerConfig:
-        return cls(**{name: getattr(config, name) for name in cls.__dataclass_fields__})
+    def of(cls, config: EngineConfig, facts: RunnerFacts | None = None) -> SchedulerConfig:
+        """`facts`: of models whose steps take whole prompts, the longest of which must fit."""
+        made = cls(**{name: getattr(config, name) for name in cls.__dataclass_fields__})
+        if facts is None or not facts.whole_prompts:
+            return made
+        budget = max(made.max_num_batched_tokens, facts.max_model_len)
+        return replace(made, max_num_batched_tokens=budget, enable_chunked_prefill=False, enable_prefix_caching=False)
 
 
 class Scheduler:
@@ -220,6 +226,9 @@ class Scheduler:
         request = Request(source, params, self._submitted, root, adapter=adapter)
         self._submitted += 1
         request.prompt_logprobs = [] if params.prompt_logprobs is not None else None
+        if source.pooling is not None and self._facts.pooling is not None:
+            skips = source.pooling.skip_reading_prefix_cache
+            request.pools_all = bool(skips) or kind_of(source.pooling, self._facts.pooling.pooler) != "last"
         if source.beam_width:
             search = start_search(source, self._config.max_num_seqs)
             request.params = replace(params, temperature=0.0, n=1, logprobs=min(search.looked_at, self._facts.vocab_size))

@@ -10,6 +10,7 @@ import numpy as np
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import IntArray
+from pagoda.serving.engine.pooling import Pooled
 
 if TYPE_CHECKING:
     from pagoda.serving.engine.adapters import LoadedAdapter
@@ -45,6 +46,7 @@ class Request:
         beams: its beam search; its sequences are then the living beams. born: sequences ever begun, forks included.
         grammar: what its output must match, once that is compiled.
         adapter: the one that it asked for.
+        pools_all: the hidden state of every prompt token counts. pooled: the answer of a pooling request.
     """
 
     source: EngineRequest
@@ -62,6 +64,8 @@ class Request:
     born: int = 0
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None
+    pools_all: bool = False
+    pooled: Pooled | None = None
 
     @property
     def id(self) -> str:
@@ -107,6 +111,11 @@ class Sequence:
     @property
     def wants_prompt_logprobs(self) -> bool:
         return self.index == 0 and self.request.prompt_logprobs is not None and not self.request.answered
+
+    @property
+    def computes_all(self) -> bool:
+        """Something is made of every prompt token, so that no page of another request saves one."""
+        return self.wants_prompt_logprobs or self.request.pools_all
 
 
 def as_tokens(ids: tuple[int, ...]) -> IntArray:

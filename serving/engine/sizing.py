@@ -10,6 +10,7 @@ from pagoda.hal.kv import CacheGroup, CacheKind
 from pagoda.hal.memory import MemoryPlan, MemoryRequest
 from pagoda.models.adapters.slots import LoraLimits
 from pagoda.models.builder import Builder
+from pagoda.models.conversion import Wanted
 from pagoda.models.decoder import Decoder
 from pagoda.models.load import Description, describe, open_checkpoint
 from pagoda.models.loading.reference import resolve
@@ -62,10 +63,19 @@ def describe_model(config: EngineConfig, target: Target, rank: int = 0) -> Descr
         quantization=config.quantization,
         table=target.table,
         lora=LoraLimits(config.max_loras, config.max_lora_rank) if config.enable_lora else None,
+        wanted=Wanted(config.runner, config.convert, config.pooler_config or {}),
     )
     for op in OPS:
         target.table.choose(op, sampling_facts(description.facts.vocab_size))
     return description
+
+
+def in_whole_steps(config: EngineConfig, description: Description) -> EngineConfig:
+    """The configuration with steps that take the longest prompt, for models that cannot be given a part of one."""
+    if not description.facts.whole_prompts:
+        return config
+    longest = config.max_model_len or description.facts.max_positions
+    return replace(config, max_num_batched_tokens=max(config.max_num_batched_tokens, longest), enable_chunked_prefill=False)
 
 
 def size(config: EngineConfig, target: Target, description: Description) -> Sizes:
@@ -83,6 +93,8 @@ def size(config: EngineConfig, target: Target, description: Description) -> Size
 def cache_groups(config: EngineConfig, target: Target, description: Description) -> tuple[tuple[CacheGroup, ...], float]:
     """Groups whose pages lie as the device wants them, and the share of bytes that padding takes."""
     sizes = _page_sizes(target, description)
+    if not any(description.facts.caches):
+        return (), 0.0
     if config.block_size is not None:
         if config.block_size not in sizes:
             raise ConfigError(f"block_size={config.block_size} has no attention kernel here; there are {', '.join(map(str, sizes))}")
@@ -138,11 +150,13 @@ def _work(config: EngineConfig, description: Description, groups: tuple[CacheGro
 def _request(
     config: EngineConfig, target: Target, description: Description, groups: tuple[CacheGroup, ...], work: dict[str, int]
 ) -> MemoryRequest:
-    page_bytes = groups[0].page_bytes
+    page_bytes = groups[0].page_bytes if groups else target.info.limits.alignment
     weights, total_work = description.facts.weight_bytes, sum(work.values())
     request = MemoryRequest(
         weights, total_work, page_bytes, config.device_memory_utilization / target.sharing, config.kv_cache_memory_bytes
     )
+    if not groups:
+        return replace(request, kv_bytes=2 * page_bytes)
     if config.num_gpu_blocks_override is not None:
         return replace(request, kv_bytes=(config.num_gpu_blocks_override + 1) * page_bytes)
     if request.kv_bytes is not None or Feature.UNIFIED_MEMORY not in target.info.features:

@@ -59,7 +59,7 @@ class StartFinder:
     def _in_index(self, sequence: Sequence) -> Start:
         index = self._ledger.index
         longest = len(sequence.tokens) - 1
-        if not self._caching or sequence.wants_prompt_logprobs:
+        if not self._caching or sequence.computes_all:
             longest = 0
         if longest >= index.unit:
             index.extend(sequence.digests, sequence.root, sequence.tokens)

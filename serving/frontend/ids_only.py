@@ -21,6 +21,9 @@ class IdsOnly:
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         return [self.encode(text) for text in texts]
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
+        self._refuse()
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return ""
 

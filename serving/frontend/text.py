@@ -47,6 +47,10 @@ class Tokenizer(Protocol):
         """`encode` of each text, on all cores."""
         ...
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
+        """Ids of two texts as one prompt, and where the tokens of the second type begin (None: all are of the first)."""
+        ...
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -60,6 +60,12 @@ class Tokenizer:
         """`encode` of each text, in parallel."""
         return [list(e.ids) for e in self.core.encode_batch(list(texts), add_special_tokens=add_special_tokens)]
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
+        """See `text.Tokenizer`."""
+        encoded = self.core.encode(first, second)
+        types = list(encoded.type_ids)
+        return list(encoded.ids), types.index(1) if 1 in types else None
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the ids; those outside the vocabulary give nothing.
 

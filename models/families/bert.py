@@ -1,0 +1,127 @@
+"""BERT and its line: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA; vectors, sequence and token classification."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pagoda.models.checkpoint import Also, Drop, Rename, Rule
+from pagoda.models.config import Config
+from pagoda.models.families.common import activation
+from pagoda.models.families.pooled import NO_HEAD, encoder_pooler, post_norm_layers, self_attention
+from pagoda.models.family import Family
+from pagoda.models.pooling import Dense, Pooler, PoolStep
+from pagoda.models.spec import DecoderSpec, Embed, Learned, Mlp, Norm
+
+HEADS = {
+    "bert": (Dense(0, "tanh"),), "roberta": (Dense(0, "tanh"),), "electra": (Dense(0, "gelu"),),
+}  # fmt: skip
+"""What stands before the scores of a whole text; the width is the model's."""
+
+
+def bert(config: Config, line: str = "bert", offset: int = 0) -> DecoderSpec:
+    """`offset`: of the first position in its table."""
+    width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    config.require("position_embedding_type", "absolute", default="absolute")
+    config.ignore("tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
+    config.ignore("pooler_type", "directionality", "summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
+    norm = Norm("layer", config.number("layer_norm_eps", default=1e-12), bias=True)
+    narrow = config.integer("embedding_size", default=width)
+    rows = config.integer("max_position_embeddings")
+    ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_act"), gated=False, up_bias=True, down_bias=True)
+    head = _head(config, line, width)
+    return DecoderSpec(
+        vocab=config.integer("vocab_size"),
+        width=width,
+        layers=post_norm_layers(
+            config.integer("num_hidden_layers"), self_attention(heads, width // heads), ff, norm, embed_norm=narrow == width
+        ),
+        norm=norm,
+        embed=Embed(
+            positions=Learned(rows, offset),
+            types=config.integer("type_vocab_size", default=2),
+            norm=None if narrow == width else norm,
+            width=None if narrow == width else narrow,
+        ),
+        head=NO_HEAD,
+        max_positions=rows - offset,
+        pooler=encoder_pooler(config, head),
+    )
+
+
+def _head(config: Config, line: str, width: int) -> tuple[PoolStep, ...]:
+    return tuple(replace(step, outputs=width) for step in HEADS[line])
+
+
+def roberta(config: Config) -> DecoderSpec:
+    """Positions count from beyond the padding's id."""
+    pad = config.integer("pad_token_id", default=1)
+    return bert(config, "roberta", pad + 1)
+
+
+def electra(config: Config) -> DecoderSpec:
+    return bert(config, "electra")
+
+
+def bert_rules(prefix: str, spec: DecoderSpec) -> tuple[Rule, ...]:
+    """Names of BERT's line behind `prefix`, which bare models lack."""
+    return (
+        *(Also(f"{part}.{{x*}}", f"{prefix}.{part}.{{x*}}") for part in ("embeddings", "embeddings_project", "encoder", "pooler")),
+        *head_rules(prefix, spec.pooler),
+        *(Drop(f"{name}.{{x*}}") for name in ("cls", "lm_head", "generator_predictions", "generator_lm_head", "discriminator_predictions")),
+        *(Drop(f"{prefix}.embeddings.{name}") for name in ("position_ids", "token_type_ids")),
+        Rename(f"{prefix}.embeddings.word_embeddings.{{t}}", "embed.{t}"),
+        Rename(f"{prefix}.embeddings.position_embeddings.weight", "embed.positions"),
+        Rename(f"{prefix}.embeddings.token_type_embeddings.weight", "embed.types"),
+        Rename(f"{prefix}.embeddings.LayerNorm.{{t}}", "layers.0.mixer_in.{t}" if spec.embed.width is None else "embed.norm.{t}"),
+        Rename(f"{prefix}.embeddings_project.{{t}}", "embed.widen.{t}"),
+        *layer_rules(f"{prefix}.encoder.layer", len(spec.layers)),
+    )
+
+
+_LAYER = {
+    "attention.self.query": "mixer.q", "attention.self.key": "mixer.k", "attention.self.value": "mixer.v",
+    "attention.output.dense": "mixer.o", "attention.output.LayerNorm": "ff_in",
+    "intermediate.dense": "ff.up", "output.dense": "ff.down",
+}  # fmt: skip
+
+
+def layer_rules(at: str, count: int, names: dict[str, str] | None = None, last: str = "output.LayerNorm") -> tuple[Rule, ...]:
+    """Layers below `at`; the norm that ends a layer (`last`) is the one that begins the next."""
+    return (
+        *(Rename(f"{at}.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in (names or _LAYER).items()),
+        *(Rename(f"{at}.{i}.{last}.{{t}}", f"layers.{i + 1}.mixer_in.{{t}}") for i in range(count - 1)),
+        Rename(f"{at}.{count - 1}.{last}.{{t}}", "norm.{t}"),
+    )
+
+
+def head_rules(prefix: str, pooler: Pooler | None) -> tuple[Rule, ...]:
+    """Where the scores' tensors are: BERT keeps the first projection with the model, others beside the last one."""
+    assert pooler is not None
+    if pooler.task == "embed":
+        return (Drop(f"{prefix}.pooler.{{x*}}"),)
+    if pooler.kind == "all":
+        return (Drop(f"{prefix}.pooler.{{x*}}"), Rename("classifier.{t}", "pooler.0.{t}"))
+    return (
+        Rename("classifier.dense.{t}", "pooler.0.{t}"),
+        Rename("classifier.out_proj.{t}", "pooler.1.{t}"),
+        Rename(f"{prefix}.pooler.dense.{{t}}", "pooler.0.{t}"),
+        Rename("classifier.{t}", "pooler.1.{t}"),
+    )
+
+
+def architectures(*stems: str) -> tuple[str, ...]:
+    """The usual classes of a model: bare, with a head over the vocabulary (which is left out), and classifiers."""
+    ends = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+    return tuple(stem + end for stem in stems for end in ends)
+
+
+BERT = Family("bert", architectures("Bert"), ("bert",), bert, lambda spec: bert_rules("bert", spec), pools=True)
+ROBERTA = Family(
+    "roberta",
+    architectures("Roberta", "XLMRoberta", "Camembert"),
+    ("roberta", "xlm-roberta", "camembert"),
+    roberta,
+    lambda spec: bert_rules("roberta", spec),
+    pools=True,
+)
+ELECTRA = Family("electra", architectures("Electra"), ("electra",), electra, lambda spec: bert_rules("electra", spec), pools=True)
