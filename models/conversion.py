@@ -69,7 +69,7 @@ ENDS: Mapping[str, Make] = {
 def pooling_family(architecture: str, config: Mapping[str, Any], families: Iterable[Family]) -> Family | None:
     """The family of an architecture that is a causal one's in another use (`Qwen3Model`, `LlamaForSequenceClassification`); or None."""
     for end, make in ENDS.items():
-        if architecture.endswith(end):
+        if architecture.endswith(end) and not architecture.endswith(CAUSAL):
             stem = architecture.removesuffix(end)
             base = _base(stem, config, families)
             return converted(base, make, (architecture,)) if base is not None else None
@@ -80,7 +80,7 @@ def _base(stem: str, config: Mapping[str, Any], families: Iterable[Family]) -> F
     wanted = {stem + end for end in CAUSAL}
     known = list(families)
     named = next((family for family in known if wanted & set(family.architectures)), None)
-    return named or next((family for family in known if config.get("model_type") in family.model_types), None)
+    return named or next((family for family in known if config.get("model_type") in family.model_types and not family.pools), None)
 
 
 def as_asked(family: Family, config: Mapping[str, Any], wanted: Wanted) -> Family:

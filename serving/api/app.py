@@ -19,6 +19,8 @@ from pagoda.serving.api.openai.completions import Completions
 from pagoda.serving.api.openai.models import Models
 from pagoda.serving.api.openai.tokens import Tokens
 from pagoda.serving.api.operations import Operations
+from pagoda.serving.api.pooling.scores import Scores
+from pagoda.serving.api.pooling.vectors import Vectors
 from pagoda.serving.api.service import Service
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -34,9 +36,12 @@ def build_app(service: Service, settings: dict[str, Any] | None = None) -> Starl
     bodies = BodyReader(service.config.max_request_bytes)
     service.metrics.describe_cache(service.client.facts)
     return Starlette(
-        routes=_openai_routes(service, bodies)
-        + _anthropic_routes(service, bodies)
-        + _operations_routes(Operations(service, pagoda.__version__, settings or {})),
+        routes=[
+            *_openai_routes(service, bodies),
+            *_anthropic_routes(service, bodies),
+            *_pooling_routes(service, bodies),
+            *_operations_routes(Operations(service, pagoda.__version__, settings or {})),
+        ],
         middleware=_middleware(service.config),
         exception_handlers={PagodaError: _ours, HTTPException: _http, ClientDisconnect: _gone, Exception: _bug},
     )
@@ -61,6 +66,17 @@ def _anthropic_routes(service: Service, bodies: BodyReader) -> list[Route]:
     return [
         Route("/v1/messages", messages.create, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages.count, methods=["POST"]),
+    ]
+
+
+def _pooling_routes(service: Service, bodies: BodyReader) -> list[Route]:
+    vectors, scores = Vectors(service, bodies), Scores(service, bodies)
+    return [
+        Route("/v1/embeddings", vectors.embeddings, methods=["POST"]),
+        Route("/classify", vectors.classify, methods=["POST"]),
+        Route("/pooling", vectors.pooling, methods=["POST"]),
+        *(Route(path, scores.score, methods=["POST"]) for path in ("/score", "/v1/score")),
+        *(Route(path, scores.rerank, methods=["POST"]) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
     ]
 
 

@@ -18,6 +18,7 @@ from pagoda.serving.api.errors import DrainingError, OverloadedError, RequestTim
 from pagoda.serving.api.metrics import Metrics
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
+from pagoda.serving.engine.pooling import Pooled
 from pagoda.serving.frontend.processor import Processor
 from pagoda.serving.frontend.text import TextFrontend
 from pagoda.serving.frontend.text_deltas import RequestText, TextDelta
@@ -32,11 +33,12 @@ LONGEST_TOKEN = 512
 
 
 class Step(NamedTuple):
-    """Text that one engine step gave one request; `cached_tokens` and `prompt_logprobs` come with the first."""
+    """Text that one engine step gave one request; `cached_tokens` and `prompt_logprobs` come with the first; `pooled`: instead of text."""
 
     deltas: list[TextDelta]
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    pooled: Pooled | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Service:
                         )
                     parts = text.push(_checked(delta))
                     timer.step(parts)
-                    yield Step(parts, delta.cached_tokens, delta.prompt_logprobs)
+                    yield Step(parts, delta.cached_tokens, delta.prompt_logprobs, delta.pooled)
                     if delta.finished or text.finished:
                         break
                     for index in text.take_stopped():
@@ -137,6 +139,14 @@ class Service:
             if limit is not None:
                 limit.cancel()
             timer.end()
+
+    async def pool(self, request: EngineRequest) -> Pooled:
+        """Run one pooling request to its answer."""
+        async with aclosing(self.generate(request)) as steps:
+            async for step in steps:
+                if step.pooled is not None:
+                    return step.pooled
+        raise PagodaError("the request was ended before its answer")
 
     def _end_after(self, request_id: str) -> asyncio.TimerHandle | None:
         if self.config.request_timeout is None:

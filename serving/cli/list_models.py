@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,12 +35,16 @@ def find(hub: Hub) -> list[Listed]:
     found = []
     for name, packaged in PACKAGED.items():
         file = packaged.file()
-        size, note = (file.stat().st_size, packaged.about) if file else (0, f"not installed; run: {packaged.command}")
+        size, note = (_bytes(file), packaged.about) if file else (0, f"not installed; run: {packaged.command}")
         found.append(Listed(name, size, str(file or ""), "", note))
     for model in cached(hub):
         used = datetime.fromtimestamp(model.used, UTC).isoformat(timespec="seconds")
         found.append(Listed(model.name, model.nbytes, str(model.path), used, f"{len(model.revisions)} revision(s)"))
     return found
+
+
+def _bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else (path,)) if file.is_file())
 
 
 def _lines(models: list[Listed]) -> list[str]:

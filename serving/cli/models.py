@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Annotated, Any, Literal
 
 import typer
-from pagoda.models.registry import families
+from pagoda.models.registry import families, tasks_of
 
 RESULTS = "docs/parity/results.json"
 """What `ci/parity_sweep.py` wrote, relative to the package."""
@@ -52,7 +52,7 @@ def rows(swept: dict[str, Any]) -> list[Row]:
         met.setdefault(checkpoint["architecture"], []).append(checkpoint)
     native = {name: family.model_types for family in families() for name in family.architectures}
     names = sorted(native.keys() | met.keys(), key=lambda name: (name.lower(), name))
-    return [_row(name, native.get(name), met.get(name, [])) for name in names]
+    return [_row(name, native.get(name, ()), met.get(name, [])) for name in names]
 
 
 def as_data(table: list[Row]) -> str:
@@ -68,12 +68,13 @@ def as_table(table: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, model_types: tuple[str, ...] | None, met: list[dict[str, Any]]) -> Row:
-    types = sorted({checkpoint["model_type"] for checkpoint in met}) or list(model_types or ())
-    if model_types is None:
+def _row(name: str, model_types: tuple[str, ...], met: list[dict[str, Any]]) -> Row:
+    types = sorted({checkpoint["model_type"] for checkpoint in met}) or list(model_types)
+    tasks = tasks_of(name, types[0] if types else "")
+    if tasks is None:
         return Row(name, ", ".join(types), "unsupported", (), (), "untested")
     runs = [run for checkpoint in met for run in checkpoint["runs"]]
     ranks = sorted({run["tp"] for run in runs})
     agreed = tuple(tp for tp in ranks if all(run["passed"] for run in runs if run["tp"] == tp))
     parity: Parity = "untested" if not runs else "green" if all(run["passed"] for run in runs) else "red"
-    return Row(name, ", ".join(types), "native", ("generate",), agreed, parity)
+    return Row(name, ", ".join(types), "native", tasks, agreed, parity)

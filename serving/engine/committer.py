@@ -114,7 +114,8 @@ class Committer:
             slot = int(sampled.slots[i])
             tokens = sampled.runs[i] if sampled.runs is not None else (int(sampled.tokens[i]),)
             sequence = slots.sequence(slot)
-            delta = self._sequence_delta(sequence, tokens, result.logprobs.get(int(sampled.rows[i])), bool(sampled.ended[i]))
+            logprobs, ended = result.logprobs.get(int(sampled.rows[i])), bool(sampled.ended[i])
+            delta = self._pooled_delta(sequence) if result.pooled else self._sequence_delta(sequence, tokens, logprobs, ended)
             told.setdefault(sequence.request.id, (sequence.request, []))[1].append(delta)
             slots.plain[slot] = is_plain(sequence)
         others += [_request_delta(request, deltas) for request, deltas in told.values()]
@@ -127,6 +128,10 @@ class Committer:
         reason, stop = self._reason(sequence, tokens[-1])
         self._ledger.finish(sequence, reason.value)
         return SequenceDelta(sequence.index, tokens, entries, reason, stop)
+
+    def _pooled_delta(self, sequence: Sequence) -> SequenceDelta:
+        self._ledger.finish(sequence, FinishReason.STOP.value)
+        return SequenceDelta(sequence.index, (), finish_reason=FinishReason.STOP)
 
     def _reason(self, sequence: Sequence, token: int) -> tuple[FinishReason, int | None]:
         slots, slot = self._ledger.slots, sequence.slot

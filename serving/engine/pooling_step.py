@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ class Asked(NamedTuple):
 class Answer(NamedTuple):
     """Of a sampled row: how many pooled rows are its, and what was asked."""
 
-    count: int
+    rows: int
     asked: Asked
 
 
@@ -92,8 +93,8 @@ class PooledPending:
         numbers: FloatArray = self.host.numpy()
         pooled, first = {}, 0
         for row, answer in enumerate(self.answers):
-            pooled[row] = finished(numbers[first : first + answer.count].copy(), answer.asked, self.pooler)
-            first += answer.count
+            pooled[row] = finished(numbers[first : first + answer.rows].copy(), answer.asked, self.pooler)
+            first += answer.rows
         count = len(self.answers)
         bad = tuple(row for row, values in pooled.items() if not np.isfinite(values).all())
         return StepResult(self.plan.step, np.zeros((count, 1), np.int32), np.ones(count, np.int32), bad_rows=bad, pooled=pooled)
@@ -135,4 +136,4 @@ def _sigmoid(rows: FloatArray) -> FloatArray:
     return (0.5 * (1 + np.tanh(0.5 * rows))).astype(np.float32)
 
 
-ACTIVATIONS = {"softmax": _softmax, "sigmoid": _sigmoid, "none": lambda rows: rows}
+ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray]] = {"softmax": _softmax, "sigmoid": _sigmoid, "none": lambda rows: rows}

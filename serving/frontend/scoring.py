@@ -66,7 +66,7 @@ class Scorer:
             return self._compared(first, second, name)
         if facts.outputs != 1 or facts.pooler.kind == "all":
             raise RequestError(
-                f"this model gives {facts.outputs} scores and not one; a cross-encoder with a single label, or an embedding model, is needed",
+                f"this model gives {facts.outputs} scores and not one; serve a cross-encoder with a single label, or an embedding model",
                 param="model",
                 code="unsupported_task",
             )

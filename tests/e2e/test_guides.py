@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guide"
-PROGRAMS = re.findall(r"```python\n(.*?)```", (GUIDES / "sdk.md").read_text(), re.DOTALL)
+PAGES = [(GUIDES / page).read_text() for page in ("sdk.md", "embeddings.md")]
+PROGRAMS = [program for page in PAGES for program in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
 LINES = re.findall(r"^\$ (.*)$", (GUIDES / "cli.md").read_text(), re.MULTILINE)
 NEEDS_MORE = ("pagoda serve", "pagoda chat", "./my-checkpoint", "--url")
 """Lines that go on until they are stopped, or speak of files and servers of the reader; their own tests run them."""

@@ -63,6 +63,10 @@ class ToyTokenizer:
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
+        ids = [*self.encode(first), *self.encode(second)]
+        return ids, len(self.encode(first))
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         stream = ToyDetokenizer(skip_special_tokens)
         return stream.push(token_ids) + stream.flush()
