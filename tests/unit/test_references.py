@@ -151,7 +151,7 @@ def test_listing_and_removing(hub):
     models = cached(hub)
     assert [(model.name, model.revisions) for model in models] == [("org/gguf", (SHA,)), ("org/plain", (SHA,))]
     assert models[1].nbytes >= len(b"weights")
-    assert [entry.name for entry in find(hub)] == ["smollm2-135m-instruct", "org/gguf", "org/plain"]
+    assert [entry.name for entry in find(hub)] == [*PACKAGED, "org/gguf", "org/plain"]
     assert remove(hub, "org/plain").name == "org/plain"
     assert [model.name for model in cached(hub)] == ["org/gguf"]
     with pytest.raises(ConfigError, match=r"org/plain is not in the cache .*; there is org/gguf"):
