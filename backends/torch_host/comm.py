@@ -5,18 +5,17 @@ from __future__ import annotations
 import socket
 import time
 import weakref
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from pagoda.backends.torch_host.group import GroupCommunicator
 from pagoda.hal.comm import Communicator, ReduceOp, Topology
 from pagoda.hal.errors import DeviceError
 
 _dist: Any = dist  # the stubs know these classes only in part
 _gloo = _dist.ProcessGroupGloo
-_OPS: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -62,7 +61,7 @@ class LoneCommunicator:
         return None
 
 
-class GlooCommunicator:
+class GlooCommunicator(GroupCommunicator):
     """A group of two ranks or more.
 
     Args:
@@ -70,18 +69,11 @@ class GlooCommunicator:
     """
 
     def __init__(self, topology: Topology) -> None:
-        self.rank, self.world = topology.rank, topology.world
-        self._name = topology.name
+        super().__init__(topology)
         self._group = self._join(topology)
         # gloo's threads must be gone before the interpreter is, else the process aborts.
         self._closer = weakref.finalize(self, _shutdown, self._group)
         self.barrier()
-
-    def all_reduce(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
-        options = dist.AllreduceOptions()
-        options.reduceOp = _OPS[op]
-        self._do("all_reduce", lambda: self._group.allreduce([x], options))
-        return x
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         gathered = [torch.empty_like(x) for _ in range(self.world)]
@@ -89,28 +81,9 @@ class GlooCommunicator:
         return torch.cat(gathered, dim=dim)
 
     def reduce_scatter(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        if x.shape[dim] % self.world:
-            raise DeviceError(f"reduce_scatter over dimension {dim} of {tuple(x.shape)}: its size must be a multiple of {self.world}")
+        self._divisible(x, dim)
         total = self.all_reduce(x.clone())
         return total.chunk(self.world, dim=dim)[self.rank].contiguous()
-
-    def all_to_all(self, x: torch.Tensor, send: list[int], receive: list[int]) -> torch.Tensor:
-        out = x.new_empty((sum(receive), *x.shape[1:]))
-        self._do("all_to_all", lambda: self._group.alltoall_base(out, x, receive, send))
-        return out
-
-    def broadcast(self, x: torch.Tensor, root: int = 0) -> torch.Tensor:
-        options = dist.BroadcastOptions()
-        options.rootRank = root
-        self._do("broadcast", lambda: self._group.broadcast([x], options))
-        return x
-
-    def send(self, x: torch.Tensor, to: int) -> None:
-        self._do("send", lambda: self._group.send([x], to, 0))
-
-    def recv(self, x: torch.Tensor, source: int) -> torch.Tensor:
-        self._do("recv", lambda: self._group.recv([x], source, 0))
-        return x
 
     def barrier(self) -> None:
         self._do("barrier", lambda: self._group.barrier())
@@ -121,13 +94,16 @@ class GlooCommunicator:
     def close(self) -> None:
         self._closer()
 
+    def _closed(self) -> bool:
+        return not self._closer.alive
+
     def _join(self, topology: Topology) -> Any:
         host, _, port = topology.address.rpartition(":")
         patience = timedelta(seconds=topology.timeout_s)
         try:
             if topology.rank > 0:
                 _await_listener(host, int(port), topology.timeout_s)
-            store = _dist.TCPStore(host, int(port), None, topology.rank == 0, patience, wait_for_workers=False, multi_tenant=True)
+            store = open_store(topology)
             options = _gloo._Options()
             options._timeout = patience
             device = _gloo.create_device(hostname=host) if host in _LOOPBACK else _gloo.create_default_device()
@@ -139,13 +115,12 @@ class GlooCommunicator:
                 f" within {topology.timeout_s:g} s: {error}; check that every rank started and that the address is reachable"
             ) from error
 
-    def _do(self, op: str, start: Callable[[], Any]) -> None:
-        if not self._closer.alive:
-            raise DeviceError(f"{op} on group {self._name!r}, which was closed")
-        try:
-            start().wait()
-        except RuntimeError as error:
-            raise DeviceError(f"{op} failed on rank {self.rank} of {self.world} in group {self._name!r}: {error}") from error
+
+def open_store(topology: Topology) -> Any:
+    """The key-value store of the group's address; rank 0 serves it."""
+    host, _, port = topology.address.rpartition(":")
+    patience = timedelta(seconds=topology.timeout_s)
+    return _dist.TCPStore(host, int(port), None, topology.rank == 0, patience, wait_for_workers=False, multi_tenant=True)
 
 
 def _await_listener(host: str, port: int, timeout_s: float) -> None:

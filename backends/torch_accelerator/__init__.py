@@ -1,0 +1,1 @@
+"""What torch-style accelerators share: memory, streams, graphs, collectives and pages over a torch device module. Open to plugins."""

@@ -1,0 +1,71 @@
+"""Graphs of a torch device module: a step is warmed up on a side stream, recorded once into a pool shared by all buckets, then replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from pagoda.backends.torch_accelerator.api import TorchApi
+from pagoda.hal.errors import DeviceError
+from pagoda.hal.graphs import GraphPolicy, Replay
+
+ROWS = (1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32))
+"""Decode sizes that are captured; larger and mixed steps run eagerly."""
+
+
+class AcceleratorReplay:
+    """A recorded step."""
+
+    def __init__(self, graph: Any, outputs: Any, nbytes: int) -> None:
+        self._graph = graph
+        self._outputs = outputs
+        self.nbytes = nbytes
+
+    def __call__(self) -> Any:
+        self._graph.replay()
+        return self._outputs
+
+
+class AcceleratorGraphs:
+    """Capture of steps on one device.
+
+    Args:
+        api: its torch module, which must have graphs.
+        device: the device.
+        policy: buckets.
+    """
+
+    def __init__(self, api: TorchApi, device: torch.device, policy: GraphPolicy | None = None) -> None:
+        self.policy = policy or GraphPolicy("captured", ROWS, ROWS)
+        self._api = api
+        self._device = device
+        self._pool: Any = None
+        self._keeper: Any = None
+
+    def capture(self, key: Hashable, fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Replay:
+        before = self._api.reserved(self._device)
+        try:
+            self._warm_up(fn, inputs)
+            graph = self._api.graph_class()
+            with self._api.capture(graph, self._shared_pool()):
+                outputs = fn(*inputs)
+        except RuntimeError as error:
+            raise DeviceError(f"step {key} could not be captured: {error}") from error
+        return AcceleratorReplay(graph, outputs, max(0, self._api.reserved(self._device) - before))
+
+    def _shared_pool(self) -> Any:
+        """The pool of all buckets. A graph of its own holds it: torch cannot capture into a pool whose graphs have all gone."""
+        if self._keeper is None:
+            self._keeper, self._pool = self._api.graph_class(), self._api.module.graph_pool_handle()
+            with self._api.capture(self._keeper, self._pool):
+                torch.zeros(1, device=self._device)
+        return self._pool
+
+    def _warm_up(self, fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> None:
+        """Compiles and allocates outside the capture."""
+        side, current = self._api.module.Stream(self._device), self._api.module.current_stream(self._device)
+        side.wait_stream(current)
+        with self._api.within(side):
+            fn(*inputs)
+        current.wait_stream(side)

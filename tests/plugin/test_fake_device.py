@@ -1,0 +1,149 @@
+"""The example accelerator of docs/vendor: built with g++, installed with pip, stricter than hardware, and held to the contract in three modes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "docs/vendor/example"
+MODES = ("fake", "fake-graph", "fake-static")
+PUBLIC = {"pagoda.hal", "pagoda.ops", "pagoda.backends.torch_accelerator"}
+
+
+def test_it_needs_public_names_alone() -> None:
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("pagoda"):
+                continue
+            assert any(f"{node.module}.".startswith(f"{room}.") for room in PUBLIC), f"{path.name} reaches into {node.module}"
+            assert not [name.name for name in node.names if name.name.startswith("_")], f"{path.name} takes private names"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables of a process that finds the installed plugin."""
+    work = tmp_path_factory.mktemp("example")
+    shutil.copytree(SOURCE, work / "source", ignore=shutil.ignore_patterns("*.so", "build", "*.egg-info"))
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--disable-pip-version-check", "--target", str(work / "site"), str(work / "source")], check=True)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(work / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def run(environment: dict[str, str], program: str) -> subprocess.CompletedProcess[str]:
+    opened = f"import torch\nfrom pagoda.hal.discovery import find\ndevice = find('fake-graph').open(0)\n{program}"
+    return subprocess.run([sys.executable, "-c", opened], env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+def shown(environment: dict[str, str], program: str) -> str:
+    result = run(environment, program)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_host_cannot_touch_its_memory(environment: dict[str, str]) -> None:
+    touch = "import ctypes\nx = torch.ones(4, device=device.torch_device)\ndevice.synchronize()\nctypes.string_at(x.data_ptr(), 4)"
+    assert run(environment, touch).returncode == -signal.SIGSEGV
+
+
+REFUSED = """
+def refused(words, call):
+    try:
+        call()
+        device.synchronize()
+    except RuntimeError as error:
+        assert words in str(error), error
+    else:
+        raise SystemExit(f"not refused: {words}")
+
+here, there, host = torch.ones(4, 4, device="fake:0"), torch.ones(4, 4, device="fake:1"), torch.ones(4, 4)
+refused("all tensors to be on the same device", lambda: here + host)
+refused("host", lambda: torch.nn.functional.linear(host, here))
+refused("host", lambda: torch.cumsum(here, 0, out=host))
+refused("one device", lambda: here @ there)
+refused("host", lambda: torch.where(here > 0, here, host))
+graph = torch.fake.Graph()
+def captured(call):
+    with torch.fake.graph(graph):
+        call()
+refused("inside a capture", lambda: captured(lambda: here.sum().item()))
+refused("inside a capture", lambda: captured(lambda: here.cpu()))
+refused("inside a capture", lambda: captured(lambda: here.copy_(host)))
+refused("inside a capture", lambda: captured(lambda: here.nonzero()))
+refused("inside a capture", lambda: captured(lambda: here[here > 0]))
+refused("bytes free", lambda: torch.empty(1 << 31, device="fake:0"))
+refused("out of range", lambda: here.index_fill_(0, torch.tensor([9], device="fake:0"), 0.0))
+assert (here + 1).sum().item() == 32, "it is usable after all that"
+"""
+
+
+def test_mixed_devices_and_hidden_trips_to_the_host_are_refused(environment: dict[str, str]) -> None:
+    shown(environment, REFUSED)
+
+
+STREAMS = """
+big, first, second = torch.ones(400, 400, device="fake:0"), device.stream(), device.stream()
+out, copy = torch.empty_like(big), torch.zeros_like(big)
+device.synchronize()
+with first:
+    for _ in range(40):
+        torch.mm(big, big, out=out)
+    event = first.record()
+print(event.done())
+second.wait(event)
+with second:
+    copy.copy_(out)
+    after = second.record()
+after.wait()
+assert event.done() and copy.min().item() == 400
+"""
+
+
+def test_work_goes_on_while_the_host_does(environment: dict[str, str]) -> None:
+    assert shown(environment, STREAMS).strip() == "False"
+
+
+GRAPHS = """
+x, graph, calls = torch.zeros(4, device="fake:0"), torch.fake.Graph(), []
+with torch.fake.graph(graph):
+    calls.append(1)
+    y = (x * 2).relu().cumsum(0)
+for turn in range(3):
+    x.fill_(turn)
+    graph.replay()
+    assert y.cpu().tolist() == [2 * turn * n for n in (1, 2, 3, 4)], y.cpu()
+assert calls == [1] and graph.nbytes > 0
+"""
+
+
+def test_a_replay_runs_the_operators_and_not_the_code(environment: dict[str, str]) -> None:
+    shown(environment, GRAPHS)
+
+
+def conforms(environment: dict[str, str], mode: str, levels: tuple[str, ...], report: Path) -> None:
+    command = [sys.executable, "-c", "import sys; from pagoda.serving.cli.main import main; sys.exit(main())", "conformance"]
+    chosen = [word for level in levels for word in ("--level", level)]
+    told = [*command, "--device", mode, *chosen, "--json", str(report)]
+    result = subprocess.run(told, env=environment, capture_output=True, text=True, check=False, timeout=500)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+    outcomes = {one["name"]: one["outcome"] for one in json.loads(report.read_text())["results"]}
+    assert set(outcomes.values()) <= {"passed", "unclaimed"} and "passed" in outcomes.values()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_device_and_steps_conform(environment: dict[str, str], tmp_path: Path, mode: str) -> None:
+    conforms(environment, mode, ("0", "2"), tmp_path / "report.json")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("level", ["1", "3", "4", "5"])
+def test_kernels_ranks_models_and_engine_conform(environment: dict[str, str], tmp_path: Path, mode: str, level: str) -> None:
+    conforms(environment, mode, (level,), tmp_path / "report.json")
