@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import msgspec
+from pagoda.serving.api.anthropic.protocol import MessagesRequest
 from pagoda.serving.api.openai.protocol import ChatRequest, CompletionRequest
+from pagoda.serving.api.openai.responses_protocol import ResponseRequest
 from pagoda.serving.api.openai.unsupported import REFUSED, WITHOUT_EFFECT
 from pagoda.serving.cli.compat import FLAGS, Foreign
 from pagoda.serving.cli.serve import options
@@ -78,25 +80,32 @@ def _fate(flag: Foreign) -> str:
     return f"{accepted}; {otherwise}" if accepted else otherwise.removeprefix("else ")
 
 
-def field_rows() -> list[tuple[str, str, str]]:
-    """(field, fate in chat, fate in completions)."""
-    return [(name, _field(name, ChatRequest), "–" if name in CHAT_ONLY else _field(name, CompletionRequest)) for name in FIELDS]
+def field_rows() -> list[tuple[str, ...]]:
+    """(field, fate in chat, completions, responses, messages)."""
+    return [
+        (name, *(_fate_in(name, request) for request in (ChatRequest, CompletionRequest, ResponseRequest, MessagesRequest)))
+        for name in FIELDS
+    ]
+
+
+def _fate_in(name: str, request: type[msgspec.Struct]) -> str:
+    return "–" if name in CHAT_ONLY and request is CompletionRequest else _field(name, request)
 
 
 def _field(name: str, request: type[msgspec.Struct]) -> str:
-    if name in REFUSED:
-        return "not in this release: refused by name"
     if name not in request.__struct_fields__:
         return "–"
+    if name in REFUSED:
+        return "not in this release: refused by name"
     return "accepted, without effect" if name in WITHOUT_EFFECT else "same"
 
 
 def page() -> str:
     flags = "\n".join(f"| {_code(names)} | {fate} |" for names, fate in flag_rows())
-    fields = "\n".join(f"| `{name}` | {chat} | {completions} |" for name, chat, completions in field_rows())
+    fields = "\n".join(f"| `{name}` | {' | '.join(fates)} |" for name, *fates in field_rows())
     return (
         f"{HEAD}\n## Flags\n\n| flag | here |\n| --- | --- |\n{flags}\n"
-        f"\n## Request fields\n\n| field | chat | completions |\n| --- | --- | --- |\n{fields}\n"
+        f"\n## Request fields\n\n| field | chat | completions | responses | messages |\n| --- | --- | --- | --- | --- |\n{fields}\n"
     )
 
 

@@ -17,6 +17,7 @@ from pagoda.serving.api.middleware import KeyMiddleware, RequestIdMiddleware
 from pagoda.serving.api.openai.chat import Chat
 from pagoda.serving.api.openai.completions import Completions
 from pagoda.serving.api.openai.models import Models
+from pagoda.serving.api.openai.responses import Responses
 from pagoda.serving.api.openai.tokens import Tokens
 from pagoda.serving.api.operations import Operations
 from pagoda.serving.api.pooling.scores import Scores
@@ -52,12 +53,24 @@ def _openai_routes(service: Service, bodies: BodyReader) -> list[Route]:
     return [
         Route("/v1/completions", Completions(service, bodies).create, methods=["POST"]),
         Route("/v1/chat/completions", Chat(service, bodies).create, methods=["POST"]),
+        *_responses_routes(Responses(service, bodies)),
         Route("/v1/models", models.list),
         Route("/v1/models/{name:path}", models.get),
         Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
         Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
+    ]
+
+
+def _responses_routes(responses: Responses) -> list[Route]:
+    one = "/v1/responses/{response_id}"
+    return [
+        Route("/v1/responses", responses.create, methods=["POST"]),
+        Route(one, responses.get),
+        Route(one, responses.delete, methods=["DELETE"]),
+        Route(one + "/cancel", responses.cancel, methods=["POST"]),
+        Route(one + "/input_items", responses.input_items),
     ]
 
 

@@ -45,6 +45,9 @@ class ServerConfig:
     request_timeout: Annotated[float | None, Flag("Seconds that a request may take in all; then it ends with 504.")] = None
     max_request_bytes: Annotated[int, Flag("Largest request body; above it 413.")] = 64 << 20
     max_prompts: Annotated[int, Flag("Most prompts in one completions request.")] = 1024
+    max_stored_responses: Annotated[
+        int, Flag("Answers of /v1/responses that are kept for a later look or turn, the latest used ones; 0 keeps none.")
+    ] = 1000
     generation_config: Annotated[
         str,
         Flag(
@@ -90,6 +93,8 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
+        if self.max_stored_responses < 0:
+            raise ConfigError(f"max_stored_responses={self.max_stored_responses} must not be negative")
         if self.request_timeout is not None and self.request_timeout <= 0:
             raise ConfigError(f"request_timeout={self.request_timeout} must be above 0")
         if self.shutdown_timeout < 0:

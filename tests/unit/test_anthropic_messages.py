@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import anthropic
@@ -14,6 +15,8 @@ import pytest
 from anthropic.types import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pagoda.serving.api.anthropic.protocol import CountRequest, ToolChoice, Turn
+from pagoda.serving.api.anthropic.translate import chat_request
 from pagoda.serving.engine.messages import FinishReason
 from pagoda.serving.frontend.text import TextFrontend
 from scripted import Scripted, text_side
@@ -189,6 +192,23 @@ async def test_tool_choices() -> None:
         assert "weather" not in prompt_of(toy)
         one = await ask(messages, tools=[WEATHER], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
         assert len(one.content) == 1
+
+
+def test_choices_go_on_to_chat() -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    for choice, wanted in (("auto", "auto"), ("any", "required"), ("none", "none"), ("tool", named)):
+        given = ToolChoice(type=choice, name="weather" if choice == "tool" else None, disable_parallel_tool_use=True)
+        chat = chat_request(CountRequest(model="toy", messages=[Turn(role="user", content="x")], tool_choice=given))
+        assert (chat.tool_choice, chat.parallel_tool_calls) == (wanted, False)
+
+
+async def test_a_schema_reaches_the_engine(require: Any) -> None:
+    require("xgrammar", find_spec("xgrammar") is not None)
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    async with client(Scripted('{"city": "Rome"}')) as (messages, toy):
+        reply = await ask(messages, output_config={"effort": "low", "format": {"type": "json_schema", "schema": schema}})
+        kind, source = toy.engine.requests[0].params.structured
+    assert (kind, json.loads(source), reply.content[0].text) == ("json_schema", schema, '{"city": "Rome"}')
 
 
 async def test_tokens_are_counted() -> None:

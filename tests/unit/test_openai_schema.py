@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from openai_document import with_null
 from pagoda.serving.frontend.chat_template import ChatTemplate
 from pagoda.serving.frontend.text import TextFrontend
 from toy_engine import ToyEngine, ToyTokenizer
@@ -13,16 +14,6 @@ from toy_server import events, toy_server
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "shared/data/openai-openapi/openapi.json"
 MESSAGES = [{"role": "user", "content": "hé"}]
-
-
-def with_null(node):
-    """OpenAPI's `nullable` in terms of JSON Schema."""
-    if isinstance(node, list):
-        return [with_null(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    out = {key: with_null(value) for key, value in node.items() if key != "nullable"}
-    return {"anyOf": [out, {"type": "null"}]} if node.get("nullable") is True else out
 
 
 @pytest.fixture(scope="module")

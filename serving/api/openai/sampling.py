@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagoda.hal.errors import RequestError
@@ -111,7 +111,7 @@ def engine_request(
             length_penalty=1.0 if request.length_penalty is None else request.length_penalty,
         )
     except RequestError as error:
-        raise _renamed(error, _names_in(request)) from None
+        raise renamed(error, _names_in(request)) from None
 
 
 def _names_in(request: GenerationRequest) -> dict[str, str]:
@@ -125,7 +125,8 @@ def _names_in(request: GenerationRequest) -> dict[str, str]:
     return names
 
 
-def _renamed(error: RequestError, names: dict[str, str]) -> RequestError:
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The error in the names that the request used, for fields that reached the engine's checks under others."""
     text = re.sub(r"\b(\w+)=", lambda match: names.get(match[1], match[1]) + "=", str(error))
     return RequestError(text, param=error.param and names.get(error.param, error.param), code=error.code)
 

@@ -1,0 +1,121 @@
+"""`/v1/responses`: create, look up, cancel, delete, and list what a response was given."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from functools import partial
+from typing import Any
+
+import msgspec
+from pagoda.hal.errors import NotFoundError, RequestError
+from pagoda.serving.api.blocks import Answering, BlockReader
+from pagoda.serving.api.body import BodyReader
+from pagoda.serving.api.openai.prepare import Question, chat_engine_request, question
+from pagoda.serving.api.openai.protocol import ChatRequest
+from pagoda.serving.api.openai.responses_items import items_of
+from pagoda.serving.api.openai.responses_pages import page_of
+from pagoda.serving.api.openai.responses_protocol import Item, ResponseRequest, refuse_unsupported
+from pagoda.serving.api.openai.responses_replies import Deleted, ResponseRecord, new_record
+from pagoda.serving.api.openai.responses_run import ResponseRun
+from pagoda.serving.api.openai.responses_store import ResponseStore, Stored
+from pagoda.serving.api.openai.responses_translate import NAMES, chat_request
+from pagoda.serving.api.openai.sampling import renamed
+from pagoda.serving.api.service import Service
+from pagoda.serving.api.stream import EventStream, JsonReply
+from pagoda.serving.engine.messages import EngineRequest
+from starlette.requests import Request
+from starlette.responses import Response
+
+
+class Responses:
+    """The endpoints, and the responses that they keep."""
+
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
+        self._service, self._bodies = service, bodies
+        self._store = ResponseStore(service.config.max_stored_responses)
+
+    async def create(self, request: Request) -> Response:
+        self._service.check_open()
+        body = await self._bodies.read(request, ResponseRequest)
+        refuse_unsupported(body)
+        model, owner, keep = self._service.check_model(body.model), _owner(request), self._keeps(body)
+        given = (*self._before(body, owner), *items_of(body.input))
+        response_id = f"resp_{uuid.uuid4().hex}"  # never the request's own id, which clients may repeat
+        try:
+            chat = chat_request(body, given)
+            asked = await question(self._service, chat)
+            engine = chat_engine_request(self._service, chat, asked, response_id)
+        except RequestError as error:
+            raise renamed(error, NAMES) from None
+        record = new_record(body, response_id, model, engine.params, keep)
+        run, stored = ResponseRun(record, self._answering(chat, asked, engine)), Stored(owner, record, given)
+        if body.background:
+            return _json(self._start(run, stored))
+        if keep:
+            run.on_end = partial(self._store.put, stored)
+        return EventStream(run.stream(), b"") if body.stream else JsonReply(run.whole())
+
+    async def get(self, request: Request) -> Response:
+        if request.query_params.get("stream") == "true":
+            raise RequestError("stream=true is not supported here; a response in the background is asked for again", param="stream")
+        return _json(self._stored(request).record)
+
+    async def delete(self, request: Request) -> Response:
+        stored = self._stored(request)
+        self._store.forget(stored)
+        if stored.task is not None:
+            stored.task.cancel()
+        return _json(Deleted(id=stored.record.id))
+
+    async def cancel(self, request: Request) -> Response:
+        stored = self._stored(request)
+        if stored.task is None:
+            raise RequestError("only responses made with background=true can be cancelled; leave the others' streams", param="response_id")
+        stored.task.cancel()
+        await asyncio.wait([stored.task])
+        return _json(stored.record)
+
+    async def input_items(self, request: Request) -> Response:
+        return _json(page_of(self._stored(request).given, request.query_params))
+
+    def _start(self, run: ResponseRun, stored: Stored) -> ResponseRecord:
+        self._store.check_room(stored.owner, self._service.config.key_max_requests)
+        run.on_end, run.record.status = partial(self._store.refresh, stored), "queued"
+        stored.task = asyncio.ensure_future(run.in_background())
+        self._store.put(stored)
+        return run.record
+
+    def _stored(self, request: Request) -> Stored:
+        return self._store.get(_owner(request), request.path_params["response_id"])
+
+    def _keeps(self, body: ResponseRequest) -> bool:
+        wanted = "store" if body.store else "background" if body.background else None
+        if body.background and body.store is False:
+            raise RequestError("background=true needs store=true: the response is looked up later", param="background")
+        if wanted and not self._store.enabled:
+            raise RequestError(f"{wanted}=true is not possible: the server keeps none (--max-stored-responses 0)", param=wanted)
+        return self._store.enabled and body.store is not False
+
+    def _before(self, body: ResponseRequest, owner: str) -> tuple[Item, ...]:
+        if body.previous_response_id is None:
+            return ()
+        try:
+            stored = self._store.get(owner, body.previous_response_id)
+        except NotFoundError as error:
+            raise NotFoundError(str(error), param="previous_response_id", code="previous_response_not_found") from None
+        if stored.running:
+            raise RequestError("previous_response_id names a response that is still being made", param="previous_response_id")
+        return stored.context
+
+    def _answering(self, chat: ChatRequest, asked: Question, engine: EngineRequest) -> Answering:
+        reader = BlockReader(asked.answers, asked.context, parallel=chat.parallel_tool_calls is not False)
+        return Answering(self._service, engine, reader)
+
+
+def _owner(request: Request) -> str:
+    return str(request.scope.get("state", {}).get("key", ""))
+
+
+def _json(record: Any) -> Response:
+    return Response(msgspec.json.encode(record), media_type="application/json")
