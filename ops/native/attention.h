@@ -14,6 +14,7 @@ namespace PG_ISA {
 
 constexpr int64_t KEYS = 256;      // keys of a block
 constexpr int64_t TILE_ROWS = 96;  // rows (tokens times heads of a group) of a task
+constexpr int64_t MOST_KEPT = 8 << 20;  // bytes of blocks' results that wait to be joined
 
 // Query, key and value as the products want them: bfloat16 pairs where the machine multiplies those and both sides are, else float32.
 template <class K>
@@ -332,24 +333,25 @@ struct Attention {
     finish(t, tiles.out, tiles.top, tiles.sum);
   }
 
-  // Floats that `piece` writes for one block of one decode task.
-  int64_t piece_size() const { return s.group * (s.ldv() + 2); }
+  // Floats that `piece` writes for one block of one task.
+  int64_t piece_size(const Task& t) const { return t.tokens * s.group * (s.ldv() + 2); }
 
   void piece(const Task& t, int64_t start, float* result) const {
-    int64_t low, high;
-    Tiles<K> tiles = carve<K>(s, s.group);
+    int64_t rows = t.tokens * s.group, low, high;
+    Tiles<K> tiles = carve<K>(s, rows);
     load_queries(t, tiles);
     span(t, &low, &high);
-    float* top = result + s.group * s.ldv();
-    block(t, start, low, high < start + KEYS ? high : start + KEYS, tiles, result, top, top + s.group);
+    float* top = result + rows * s.ldv();
+    block(t, start, low, high < start + KEYS ? high : start + KEYS, tiles, result, top, top + rows);
   }
 
   void join(const Task& t, int64_t blocks, const float* pieces) const {
-    Tiles<K> tiles = carve<K>(s, s.group);
-    begin(s.group, tiles.out, tiles.top, tiles.sum);
+    int64_t rows = t.tokens * s.group;
+    Tiles<K> tiles = carve<K>(s, rows);
+    begin(rows, tiles.out, tiles.top, tiles.sum);
     for (int64_t b = 0; b < blocks; b++) {
-      const float *part = pieces + b * piece_size(), *top = part + s.group * s.ldv();
-      merge(s.group, tiles.out, tiles.top, tiles.sum, part, top, top + s.group);
+      const float *part = pieces + b * piece_size(t), *top = part + rows * s.ldv();
+      merge(rows, tiles.out, tiles.top, tiles.sum, part, top, top + rows);
     }
     finish(t, tiles.out, tiles.top, tiles.sum);
   }
@@ -368,17 +370,35 @@ struct Attention {
     return (tokens + tokens_per_task() - 1) / tokens_per_task();
   }
 
-  // Few, long rows: blocks of keys are dealt to the threads, and joined afterwards.
-  void split(int64_t request, int threads) const {
-    Task first = task(request, 0, 0);
-    int64_t low, high;
-    span(first, &low, &high);
-    int64_t begin_block = low / KEYS, blocks = (high + KEYS - 1) / KEYS - begin_block, heads = s.f->kv_heads;
-    float* pieces = (float*)scratch<4>(blocks * heads * piece_size() * sizeof(float));
+  // Few tasks over many keys: blocks of keys are dealt to the threads, and joined afterwards.
+  void split(int64_t request, int64_t index, int threads) const {
+    Task first = task(request, 0, index);
+    int64_t begin_block, blocks = blocks_of(first, &begin_block), heads = s.f->kv_heads, size = piece_size(first);
+    float* pieces = (float*)scratch<4>(blocks * heads * size * sizeof(float));
     parallel(blocks * heads, threads, [&](int64_t i) {
-      piece(task(request, i % heads, 0), (begin_block + i / heads) * KEYS, pieces + (i % heads * blocks + i / heads) * piece_size());
+      piece(task(request, i % heads, index), (begin_block + i / heads) * KEYS, pieces + (i % heads * blocks + i / heads) * size);
     });
-    for (int64_t h = 0; h < heads; h++) join(task(request, h, 0), blocks, pieces + h * blocks * piece_size());
+    parallel(heads, threads, [&](int64_t h) { join(task(request, h, index), blocks, pieces + h * blocks * size); });
+  }
+
+  int64_t blocks_of(const Task& t, int64_t* first) const {
+    int64_t low, high;
+    span(t, &low, &high);
+    *first = low / KEYS;
+    return (high + KEYS - 1) / KEYS - *first;
+  }
+
+  // Whether that is worth it: tasks alone would leave threads without work, and what is kept between the two stays small.
+  bool worth_splitting(int64_t count, int threads) const {
+    if (threads <= 1 || count * s.f->kv_heads >= 4 * threads) return false;
+    int64_t kept = 0, begin_block;
+    for (int64_t r = 0; r < batch->rows; r++)
+      for (int64_t i = 0; i < tasks_of(r); i++) {
+        Task t = task(r, 0, i);
+        int64_t bytes = blocks_of(t, &begin_block) * s.f->kv_heads * piece_size(t) * (int64_t)sizeof(float);
+        if (t.tokens > 1 && bytes > kept) kept = bytes;
+      }
+    return kept <= MOST_KEPT;
   }
 
   // Task i of all, heads innermost. `ends`: tasks of the requests up to and with each.
@@ -406,9 +426,9 @@ struct Attention {
     memset(out + covered * s.f->heads * s.v_dim, 0, (tokens - covered) * s.f->heads * s.v_dim * sizeof(Q));
     if (count == 0) return;
     if (work * heads < 512) threads = 1;
-    if (threads > 1 && count * heads < 4 * threads && decodes_only(rows)) {
+    if (worth_splitting(count, threads)) {
       for (int64_t r = 0; r < rows; r++)
-        if (tasks_of(r)) split(r, threads);
+        for (int64_t i = 0; i < tasks_of(r); i++) split(r, i, threads);
       return;
     }
     // The heads of a token lie side by side: where there is enough for everybody, a thread reads them all.

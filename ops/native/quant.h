@@ -286,6 +286,8 @@ static void quant_rows(const PgQuant* q, const Inputs& all, int64_t rows, T* out
   }
 }
 
+constexpr int64_t INPUT_BYTES = 1 << 20;  // of inputs that one thread takes through all its columns: they stay in its second-level cache
+
 template <class T>
 static void quant_product(const PgQuant* q, const T* x, int64_t x_stride, int64_t rows, T* out, int64_t out_stride, int threads) {
   const Format& f = FORMATS[q->kind];
@@ -298,7 +300,15 @@ static void quant_product(const PgQuant* q, const T* x, int64_t x_stride, int64_
                           : (f.minimum ? quant_rows<T, 8, true> : quant_rows<T, 8, false>);
   if (groups < threads) threads = (int)groups;
   if (groups * inner * rows < 20000) threads = 1;
-  parallel_spans(groups, threads, [&](int64_t first, int64_t last) { part(q, in, rows, out, out_stride, first, last); }, groups >= 2 * threads ? 2 : 1);
+  int64_t most = INPUT_BYTES / (2 * inner + 12 * blocks) / 6 * 6;
+  if (most < 96) most = 96;
+  auto columns = [&](int64_t first, int64_t last) {
+    for (int64_t m = 0; m < rows; m += most) {
+      Inputs some{in.high + m * inner, in.low + m * inner, in.scale + m * blocks, in.sum + m * blocks, in.shift + m * blocks};
+      part(q, some, rows - m < most ? rows - m : most, out + m * out_stride, out_stride, first, last);
+    }
+  };
+  parallel_spans(groups, threads, columns, groups >= 2 * threads ? 2 : 1);
 }
 
 static void quant_gemm(const PgQuant* q, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads) {
