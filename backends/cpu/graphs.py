@@ -77,7 +77,7 @@ class _Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch imports its compiler at the first call, only to switch it off for this class: 70 MiB and a second of the first answer.
+        # Otherwise torch imports its compiler at the first call, 70 MiB of it, only to switch it off for this class.
         return False
 
     def cut(self) -> None:

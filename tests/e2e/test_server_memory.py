@@ -12,8 +12,8 @@ from toy_process import SERVE, ServerProcess
 
 POOL_MIB = 8
 BUDGET_MIB = 230
-"""Python, its packages, torch's registries, vocabulary and working memory: 195 MiB with the pool when this was written. What torch imports to compile
-costs 70 more."""
+"""Python, its packages, torch's registries, vocabulary and working memory, 195 MiB with the pool when this was written. What torch
+imports to compile costs 70 more."""
 
 
 def _own_mib(root: int) -> float:
