@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 import psutil
+from pagoda.serving.cli.remote import lines_of
 
 MIB = 1 << 20
 
@@ -58,7 +59,7 @@ class Soak:
     async def streamed(self, body: dict[str, Any]) -> None:
         fields = {"stream": True, "stream_options": {"include_usage": True}}
         async with self.http.stream("POST", "/v1/completions", json={**body, **fields}) as response:
-            lines = [line async for line in response.aiter_lines() if line]
+            lines = [line.decode() async for line in lines_of(response) if line]
         if lines[-1] != "data: [DONE]":
             return self.fault(f"a stream ended with {lines[-1]!r:.300}")
         asked, last = body["max_tokens"] * body["n"], json.loads(lines[-2].removeprefix("data: "))
@@ -71,7 +72,7 @@ class Soak:
             "POST", "/v1/completions", json={**body, "max_tokens": self.longest_answer, "stream": True}
         ) as response:
             count = 0
-            async for _ in response.aiter_lines():
+            async for _ in lines_of(response):
                 if (count := count + 1) > stay:
                     break
 

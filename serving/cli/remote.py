@@ -36,7 +36,7 @@ class Remote:
         with _named(self.url):
             async with self._client.stream("POST", path, json={**body, "stream": True}) as response:
                 await _check(response)
-                async for line in _lines(response):
+                async for line in lines_of(response):
                     if line.startswith(b"data: ") and line != b"data: [DONE]":
                         yield _event(line[6:])
 
@@ -76,8 +76,8 @@ async def _check(response: httpx.Response) -> None:
     raise PagodaError(f"the server refused with {response.status_code}: {message}")
 
 
-async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Split at line feeds alone: httpx's own lines end at every separator of Unicode, and those are text of a model here."""
+async def lines_of(response: httpx.Response) -> AsyncIterator[bytes]:
+    """A stream's lines, split at line feeds alone: httpx's own lines end at every separator of Unicode, and those are text of a model here."""
     left = b""
     async for chunk in response.aiter_bytes():
         *lines, left = (left + chunk).split(b"\n")
