@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pagoda.serving.cli.models import as_data, as_table, results, rows
+from pagoda.serving.cli.models import Row, as_data, as_reasons, as_table, results, rows
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """# Models
@@ -16,7 +16,9 @@ Made by `python ci/model_matrix.py`; do not edit. `pagoda models` prints the sam
 **parity**: tiny random checkpoints made by transformers, with its recorded answers, ran here in float32 (`pagoda parity`, all of them
 with `python ci/parity_sweep.py DIR`): *green* where tokens and logits agree, *red* where any differs, *untested* where there is no
 reference yet.
-**tp**: numbers of ranks with which that was compared. Architectures that have a reference and no family are listed as *unsupported*.
+**bridge**: no family, but transformers' own module runs here (where it is installed), with its attention on our pages; `--model-impl`.
+**tp**: numbers of ranks with which that was compared. Architectures that have a reference and that neither serves are *unsupported*; below
+the table is why the bridge refuses them.
 """
 
 
@@ -25,9 +27,16 @@ def documents() -> dict[str, str]:
     swept = results()
     table = rows(swept)
     native = [row for row in table if row.support == "native"]
-    count = f"{len(native)} architectures are native, {sum(row.parity == 'green' for row in native)} of them green"
+    bridged = [row for row in table if row.support == "bridge"]
+    count = f"{len(native)} architectures are native, {_green(native)} of them green; {len(bridged)} are bridged, {_green(bridged)} green"
+    why = as_reasons(table)
+    below = f"\nWhy the bridge refuses the others:\n\n{why}" if why else ""
     where = f"the last sweep ran on {swept.get('made', '–')} (`{swept.get('device', '–')}`, torch {swept.get('torch', '–')})."
-    return {"models.md": f"{HEAD}\n{count}; {where}\n\n{as_table(table)}", "models.json": as_data(table)}
+    return {"models.md": f"{HEAD}\n{count}; {where}\n\n{as_table(table)}{below}", "models.json": as_data(table)}
+
+
+def _green(table: list[Row]) -> int:
+    return sum(row.parity == "green" for row in table)
 
 
 def main(arguments: list[str], folder: Path = ROOT / "docs") -> int:

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from pagoda.hal.device import Backend
 from pagoda.hal.discovery import choose
-from pagoda.hal.errors import ConfigError, ModelError
-from pagoda.models.load import describe, open_checkpoint
+from pagoda.hal.errors import ConfigError
+from pagoda.models.load import describe, open_checkpoint, support_of
 from pagoda.models.parallel.shard import Shard
-from pagoda.models.registry import find_family
 from pagoda.serving.cli.parity_run import REFERENCE, Report, check
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,16 +47,9 @@ def sweep(folder: Path, backend: Backend, ranks: list[int], old: dict[str, Any])
 def _record(path: Path, backend: Backend, ranks: list[int], kept: list[dict[str, Any]]) -> dict[str, Any]:
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     head = {"name": path.name, "architecture": config["architectures"][0], "model_type": config["model_type"]}
-    runs = [*kept, *(_run(path, backend, tp) for tp in ranks if _divides(path, tp))] if _served(config) else []
-    return {**head, "runs": sorted(runs, key=lambda run: run["tp"])}
-
-
-def _served(config: dict[str, Any]) -> bool:
-    try:
-        find_family(config)
-    except ModelError:
-        return False
-    return True
+    support = support_of(config)
+    runs = [*kept, *(_run(path, backend, tp) for tp in ranks if _divides(path, tp))] if support != "unsupported" else []
+    return {**head, **({"support": "bridge"} if support == "bridge" else {}), "runs": sorted(runs, key=lambda run: run["tp"])}
 
 
 def _divides(path: Path, tp: int) -> bool:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
-from pagoda.hal.errors import KernelError, ModelError
+from pagoda.hal.errors import ConfigError, KernelError, ModelError
 from pagoda.hal.kernel import Facts
 from pagoda.hal.kv import DTYPE_BYTES
 from pagoda.hal.table import KernelTable
 from pagoda.models.adapters.slots import LoraLimits
+from pagoda.models.bridge.load import load_bridged
+from pagoda.models.bridge.model import BridgeModel
+from pagoda.models.bridge.module import bridged_class
+from pagoda.models.bridge.probe import probe
+from pagoda.models.bridge.spec import BridgeSpec
 from pagoda.models.builder import Builder, Numerics, Parameter, Part
 from pagoda.models.checkpoint import apply, check
 from pagoda.models.config import Config
@@ -31,7 +37,11 @@ from pagoda.models.weights import WeightSource
 from pagoda.quant.format import Format, StoredTensor
 from pagoda.quant.registry import format_for
 
-__all__ = ["Checkpoint", "Description", "describe", "load_model", "open_checkpoint", "read_spec"]
+__all__ = ["Checkpoint", "Description", "describe", "load_model", "open_checkpoint", "page_sizes", "read_spec"]
+
+ModelImpl = Literal["auto", "pagoda", "vllm", "transformers"]
+"""Who runs the model, as `--model-impl`: a family here ("pagoda"; "vllm" means the same), transformers' module on our pages, or that where
+there is no family."""
 
 COMPUTE = ("bfloat16", "float16", "float32")
 """Dtypes that a model may compute in, the first ones preferred where a checkpoint does not say."""
@@ -42,14 +52,15 @@ class Description:
     """All that is known of a model on one rank before its weights are read.
 
     Attributes:
-        facts: what the engine asks. spec: the model as data. parameters: our tensor names. uses: primitives with their facts.
+        facts: what the engine asks. spec: the model as data; a `BridgeSpec`, without a family, where transformers runs it.
+        parameters: our tensor names. uses: primitives with their facts.
         stored: the checkpoint's tensors under our names; empty when only the configuration is known.
         lora: room for adapters. adaptable: what they may change, by path.
     """
 
     facts: ModelFacts
-    spec: DecoderSpec
-    family: Family
+    spec: DecoderSpec | BridgeSpec
+    family: Family | None
     numerics: Numerics
     shard: Shard
     format: Format
@@ -72,6 +83,7 @@ def describe(
     table: KernelTable | None = None,
     lora: LoraLimits | None = None,
     wanted: Wanted = AS_IT_IS,
+    model_impl: ModelImpl = "auto",
 ) -> Description:
     """Spec, facts and needs of a model on one rank. Reads names and shapes of the checkpoint's tensors, no weight.
 
@@ -82,6 +94,7 @@ def describe(
         quantization: name of a number format; found from the checkpoint when None.
         lora: room for adapters beside the linear layers.
         wanted: how the model is to be used, where that is not its usual way.
+        model_impl: see `ModelImpl`.
         table: kernels of the device; given, every primitive is checked and `ModelError` names all that have no kernel.
 
     Raises `ModelError` for an unknown architecture or unread keys, `ConfigError` for a split that does not divide,
@@ -90,10 +103,13 @@ def describe(
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint, {}, None, "config")
     shard = shard or Shard()
-    family = find_family(checkpoint.config, wanted)
-    spec = read_spec(family, checkpoint.config)
     computing = _dtype(checkpoint.config, dtype, tuple(dtypes), default)
     numerics = Numerics(computing, computing if kv_dtype == "auto" else kv_dtype)
+    family = _family(checkpoint.config, wanted, model_impl)
+    if family is None:
+        _check_bridge(checkpoint, shard, quantization, lora, wanted)
+        return _bridged(checkpoint, numerics, shard, table)
+    spec = read_spec(family, checkpoint.config)
     source = checkpoint.open() if checkpoint.open is not None else None
     format = format_for(checkpoint.config, source.tensors if source else {}, quantization)
     listed = Builder(numerics, Shard(), format_for({}, {}, "none"))
@@ -106,6 +122,80 @@ def describe(
     facts = _facts(checkpoint, spec, numerics, listed, build, hollow)
     uses = tuple(build.uses)
     return Description(facts, spec, family, numerics, shard, format, build.parameters, uses, stored, build.adaptable, lora)
+
+
+def _family(config: Mapping[str, Any], wanted: Wanted, model_impl: ModelImpl) -> Family | None:
+    """None where transformers is to run the model."""
+    if model_impl == "transformers":
+        bridged_class(config)
+        return None
+    try:
+        return find_family(config, wanted)
+    except ModelError as error:
+        if model_impl != "auto":
+            raise
+        try:
+            bridged_class(config)
+        except ModelError as other:
+            raise ModelError(f"{error}; nor can transformers run it: {other}") from None
+        return None
+
+
+def support_of(config: Mapping[str, Any]) -> Literal["native", "bridge", "unsupported"]:
+    """Who would run a config.json: a family, transformers or nobody. Whether the bridge carries what transformers has, `describe` says."""
+    try:
+        return "bridge" if _family(config, AS_IT_IS, "auto") is None else "native"
+    except ModelError:
+        return "unsupported"
+
+
+def _check_bridge(checkpoint: Checkpoint, shard: Shard, quantization: str | None, lora: LoraLimits | None, wanted: Wanted) -> None:
+    name = f"{_architecture(checkpoint)}, which runs through transformers,"
+    if shard.world > 1:
+        raise ConfigError(f"{name} cannot be split over {shard.world} ranks; use tensor_parallel_size=1")
+    if wanted.runner == "pooling" or wanted.convert not in ("auto", "none"):
+        raise ConfigError(f"{name} answers with tokens only; leave runner and convert at auto")
+    if lora is not None:
+        raise ConfigError(f"{name} has no room for adapters; leave out enable_lora, or merge the adapter into its model")
+    if quantization not in (None, "none") or checkpoint.config.get("quantization_config"):
+        raise ConfigError(f"{name} is served from plain weights only; give a checkpoint that is not quantised")
+
+
+def _bridged(checkpoint: Checkpoint, numerics: Numerics, shard: Shard, table: KernelTable | None) -> Description:
+    spec, module = probe(checkpoint.config, numerics.dtype)
+    source = checkpoint.open() if checkpoint.open is not None else None
+    stored: Mapping[str, StoredTensor] = dict(source.tensors) if source is not None else {}
+    packed = [name for name, tensor in stored.items() if not hasattr(torch, tensor.dtype)]
+    if packed:
+        raise ModelError(f"{_architecture(checkpoint)} runs through transformers, which cannot read {packed[0]} in blocks; use safetensors")
+    format = format_for({}, {}, "none")
+    build = Builder(numerics, shard, format, {}, table)
+    BridgeModel(spec, build)
+    if table is not None:
+        _check_kernels(build.uses, table)
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    saved = module.state_dict().keys()
+    parameters = {name: Parameter(name, tuple(tensor.shape), "replicated") for name, tensor in tensors.items() if name in saved}
+    facts = ModelFacts(
+        architecture=_architecture(checkpoint),
+        vocab_size=spec.vocab,
+        width=spec.width,
+        max_positions=spec.max_positions,
+        caches=tuple(call.cache(numerics.kv_dtype) for call in spec.calls),
+        weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+        work_bytes_per_token=DTYPE_BYTES[numerics.dtype] * (8 * spec.width + 4 * spec.widest),
+        eos_ids=_eos(checkpoint),
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
+    )
+    return Description(facts, spec, None, numerics, shard, format, parameters, tuple(build.uses), stored, {})
+
+
+def page_sizes(description: Description, table: KernelTable) -> tuple[int, ...]:
+    """Tokens per page that every layer's attention kernel allows, in the device's order. Raises `ModelError` where none fits all."""
+    build = Builder(description.numerics, description.shard, description.format, description.stored, table, lora=description.lora)
+    if isinstance(description.spec, BridgeSpec):
+        return BridgeModel(description.spec, build).page_sizes()
+    return Decoder(description.spec, build, description.facts).page_sizes()
 
 
 def read_spec(family: Family, config: Mapping[str, Any]) -> DecoderSpec:
@@ -123,7 +213,7 @@ def load_model(
     communicator: Communicator | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Decoder:
+) -> Decoder | BridgeModel:
     """Read, pack and place the weights of one rank. Without stored tensors the weights are random numbers drawn from `seed`.
 
     Args:
@@ -140,6 +230,9 @@ def load_model(
         stored = watched(stored, progress)
     if description.shard.world == 1:
         communicator = None
+    if isinstance(description.spec, BridgeSpec):
+        build = Builder(description.numerics, description.shard, description.format, {}, table)
+        return load_bridged(description.spec, description.facts, build, device, stored)
     build = Builder(description.numerics, description.shard, description.format, stored, table, device, communicator, description.lora)
     return Decoder(description.spec, build, description.facts)
 
@@ -175,9 +268,8 @@ def _check_kernels(uses: Iterable[tuple[str, Facts]], table: KernelTable) -> Non
 
 def _facts(checkpoint: Checkpoint, spec: DecoderSpec, numerics: Numerics, listed: Builder, build: Builder, hollow: Decoder) -> ModelFacts:
     counts = [_count(parameter) for parameter in listed.parameters.values()]
-    architectures = checkpoint.config.get("architectures") or (checkpoint.config.get("model_type", ""),)
     return ModelFacts(
-        architecture=architectures[0],
+        architecture=_architecture(checkpoint),
         vocab_size=spec.vocab,
         width=spec.width,
         max_positions=spec.max_positions,
@@ -192,6 +284,11 @@ def _facts(checkpoint: Checkpoint, spec: DecoderSpec, numerics: Numerics, listed
         whole_prompts=any(isinstance(layer.mixer, Bidirectional) for layer in spec.layers),
         types=spec.embed.types,
     )
+
+
+def _architecture(checkpoint: Checkpoint) -> str:
+    names = checkpoint.config.get("architectures") or (checkpoint.config.get("model_type", ""),)
+    return str(names[0])
 
 
 def _length_epochs(spec: DecoderSpec) -> LengthEpochs | None:

@@ -11,6 +11,7 @@ from pagoda.hal.kv import LayerCache, LayerPages, StatePages
 if TYPE_CHECKING:
     import torch
     from pagoda.models.adapters.slots import AdapterSlots
+    from pagoda.models.loaded import Loaded
     from pagoda.models.pooling import Pooler
     from pagoda.ops.attention import PagedBatch
     from pagoda.ops.segment_attention import Segments
@@ -111,6 +112,7 @@ class Model(Protocol):
 
     facts: ModelFacts
     adapters: AdapterSlots
+    loaded: Loaded
 
     def page_sizes(self) -> tuple[int, ...]:
         """Tokens per page that the resolved attention kernels allow, preferred first."""

@@ -13,6 +13,7 @@ from pagoda.hal.errors import CheckpointError
 from pagoda.models.adapters.config import LoraConfig, read_config
 from pagoda.models.adapters.names import Slice, slices_of
 from pagoda.models.adapters.slots import Factors
+from pagoda.models.bridge.spec import BridgeSpec
 from pagoda.models.load import Description
 from pagoda.models.loading.safetensors_header import read_header
 from pagoda.models.loading.stored import FileTensor
@@ -46,14 +47,16 @@ class Pair:
 
 def read_adapter(folder: str | Path, description: Description) -> Adapter:
     """Read and check the whole adapter. Raises `CheckpointError` naming the folder, and the module that does not fit."""
-    folder = Path(folder)
+    folder, spec, family = Path(folder), description.spec, description.family
     config = read_config(folder)
+    if family is None or isinstance(spec, BridgeSpec):
+        raise CheckpointError(f"adapter {folder}: {description.facts.architecture} runs through transformers and takes no adapters")
     try:
         pairs = _pairs(folder)
         _check_ranks(pairs, description)
         factors = {}
         for pair in pairs:
-            rules = description.family.rules(description.spec)
+            rules = family.rules(spec)
             for path, where in slices_of(pair.module, pair.shape, rules, description.adaptable).items():
                 factors[path] = _factors(pair, where, config, description.numerics.dtype)
     except CheckpointError as error:

@@ -60,7 +60,6 @@ FLAGS = (
     _value("--tokenizer-mode", "auto hf"),
     _value("--code-revision --tokenizer-revision", "", "pin the whole checkpoint with --revision"),
     _value("--hf-config-path", "", "replace keys of config.json with --hf-overrides"),
-    _value("--model-impl", "auto vllm"),
     _value("--model-class-overrides", "{}", "register a family by a plugin: docs/design/models.md"),
     _value("--config-format", "auto hf"),
     _switch("--enable-prompt-embeds"),

@@ -14,6 +14,7 @@ RESULTS = "docs/parity/results.json"
 """What `ci/parity_sweep.py` wrote, relative to the package."""
 
 Parity = Literal["green", "red", "untested"]
+Support = Literal["native", "bridge", "unsupported"]
 
 
 @dataclass(frozen=True)
@@ -21,17 +22,19 @@ class Row:
     """One architecture.
 
     Attributes:
-        support: "native", or "unsupported" where a reference exists and no family serves it.
+        support: "native"; "bridge" where transformers' module runs on our pages; "unsupported" where a reference exists and neither serves.
         tp: numbers of ranks with which its answers were compared and agreed.
         parity: red where any comparison differed.
+        reason: of architectures that the bridge refuses, why.
     """
 
     architecture: str
     model_type: str
-    support: Literal["native", "unsupported"]
+    support: Support
     tasks: tuple[str, ...]
     tp: tuple[int, ...]
     parity: Parity
+    reason: str = ""
 
 
 def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
@@ -68,13 +71,19 @@ def as_table(table: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def as_reasons(table: list[Row]) -> str:
+    """Why the bridge refuses an architecture, as a Markdown list; empty where it refuses none."""
+    return "".join(f"* {row.architecture}: {row.reason}\n" for row in table if row.reason)
+
+
 def _row(name: str, model_types: tuple[str, ...], met: list[dict[str, Any]]) -> Row:
     types = sorted({checkpoint["model_type"] for checkpoint in met}) or list(model_types)
     tasks = tasks_of(name, types[0] if types else "")
-    if tasks is None:
-        return Row(name, ", ".join(types), "unsupported", (), (), "untested")
     runs = [run for checkpoint in met for run in checkpoint["runs"]]
+    if tasks is None and all("error" in run for run in runs):
+        return Row(name, ", ".join(types), "unsupported", (), (), "untested", runs[0]["error"] if runs else "")
     ranks = sorted({run["tp"] for run in runs})
     agreed = tuple(tp for tp in ranks if all(run["passed"] for run in runs if run["tp"] == tp))
     parity: Parity = "untested" if not runs else "green" if all(run["passed"] for run in runs) else "red"
-    return Row(name, ", ".join(types), "native", tasks, agreed, parity)
+    support: Support = "native" if tasks is not None else "bridge"
+    return Row(name, ", ".join(types), support, tasks or ("generate",), agreed, parity)

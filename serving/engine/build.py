@@ -19,8 +19,8 @@ from pagoda.hal.kv import CacheGroup
 from pagoda.hal.stream import Stream
 from pagoda.hal.table import KernelTable
 from pagoda.models.adapters.peft import read_adapter
-from pagoda.models.decoder import Decoder
 from pagoda.models.load import Description, load_model
+from pagoda.models.model import Model
 from pagoda.serving.engine.adapter_store import AdapterStore
 from pagoda.serving.engine.adapters import LoadedAdapter, modules_of
 from pagoda.serving.engine.config import EngineConfig
@@ -141,7 +141,7 @@ def _shelf(config: EngineConfig, pages: Pages, rank: int) -> Callable[[Stream], 
     return lambda stream: make_shelf(spec, pages.device, stream, pool.view(len(pool), -1), rank)
 
 
-def _told(load: Callable[..., Decoder], shown: bool) -> Decoder:
+def _told(load: Callable[..., Model], shown: bool) -> Model:
     loading = loading_progress(shown)
     try:
         return load(progress=loading)
@@ -161,7 +161,7 @@ def _check_weights(used: int, planned: int) -> None:
 
 
 def _facts(
-    config: EngineConfig, target: Target, groups: tuple[CacheGroup, ...], pages: Pages, model: Decoder, max_model_len: int
+    config: EngineConfig, target: Target, groups: tuple[CacheGroup, ...], pages: Pages, model: Model, max_model_len: int
 ) -> RunnerFacts:
     return RunnerFacts(
         groups=groups,
@@ -180,7 +180,7 @@ def _facts(
     )
 
 
-def _pooling(model: Decoder) -> PoolingFacts | None:
+def _pooling(model: Model) -> PoolingFacts | None:
     pooler = model.facts.pooler
     return PoolingFacts(pooler, pooler.outputs(model.facts.width)) if pooler is not None else None
 

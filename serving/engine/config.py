@@ -103,6 +103,10 @@ class EngineConfig:
         Flag("Log every kernel call with its shapes; also statistics of results; or stop where NaN is made. Slow, but for `off`."),
     ] = "off"
     batch_invariant: Annotated[bool, Flag("Only kernels whose results do not depend on the batch.")] = False
+    model_impl: Annotated[
+        Literal["auto", "pagoda", "vllm", "transformers"],
+        Flag("Who runs the model: a family here (`pagoda`; `vllm` means the same), transformers' module on our pages, or what there is."),
+    ] = "auto"
     trust_remote_code: Annotated[bool, Flag("Let the checkpoint's own Python code run.")] = False
     hf_overrides: Annotated[dict[str, Any], Flag("JSON of config.json keys to replace.", metavar="JSON")] = field(default_factory=dict)
     disable_log_stats: Annotated[bool, Flag("Do not log throughput every ten seconds.")] = False

@@ -10,6 +10,7 @@ from pagoda.hal.info import DeviceInfo
 from pagoda.hal.kv import CacheGroup
 from pagoda.hal.memory import MemoryPlan
 from pagoda.hal.table import Choice, KernelTable
+from pagoda.models.bridge.spec import BridgeSpec
 from pagoda.models.fusion import Fused, Site, chains_of, find, summary
 from pagoda.models.load import Description
 from pagoda.ops.rope_write import RopeWriteFacts
@@ -80,7 +81,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     return EnginePlan(
         config=config,
         model=config.model,
-        architecture=description.facts.architecture,
+        architecture=description.facts.architecture + (" (transformers' module)" if description.family is None else ""),
         parameters=description.facts.parameters,
         dtype=description.numerics.dtype,
         kv_dtype=description.numerics.kv_dtype,
@@ -106,6 +107,8 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
 
 def weights_by_part(description: Description) -> dict[str, int]:
     """Bytes of one rank's weights by part of the model, from the share that each part has of the checkpoint's numbers."""
+    if isinstance(description.spec, BridgeSpec):
+        return {"transformers module": description.facts.weight_bytes}
     parts: dict[str, float] = {}
     for path, parameter in description.parameters.items():
         split = 1 if parameter.role == "replicated" else description.shard.world
@@ -126,6 +129,8 @@ def _kernels(table: KernelTable, groups: tuple[CacheGroup, ...]) -> tuple[Choice
 def _fusions(table: KernelTable, description: Description, groups: tuple[CacheGroup, ...], taps: tuple[int, ...]) -> tuple[Fused, ...]:
     """Of the model with the pages that it will have; what they choose joins the table's choices."""
     spec, adapters = description.spec, description.lora is not None
+    if isinstance(spec, BridgeSpec):
+        return ()
     found = find(chains_of(spec, description.numerics, description.shard, adapters=adapters, taps=taps))
     sites = [site.on(table, _page_size(site, groups)) for site in found]
     for site in sites:

@@ -9,10 +9,8 @@ from pagoda.hal.info import Feature
 from pagoda.hal.kv import CacheGroup, CacheKind
 from pagoda.hal.memory import MemoryPlan, MemoryRequest
 from pagoda.models.adapters.slots import LoraLimits
-from pagoda.models.builder import Builder
 from pagoda.models.conversion import Wanted
-from pagoda.models.decoder import Decoder
-from pagoda.models.load import Description, describe, open_checkpoint
+from pagoda.models.load import Description, describe, open_checkpoint, page_sizes
 from pagoda.models.loading.reference import resolve
 from pagoda.models.parallel.shard import Shard
 from pagoda.serving.engine.config import EngineConfig
@@ -62,6 +60,7 @@ def describe_model(config: EngineConfig, target: Target, rank: int = 0) -> Descr
         shard=Shard(rank, config.tensor_parallel_size),
         quantization=config.quantization,
         table=target.table,
+        model_impl=config.model_impl,
         lora=LoraLimits(config.max_loras, config.max_lora_rank) if config.enable_lora else None,
         wanted=Wanted(config.runner, config.convert, config.pooler_config or {}),
     )
@@ -92,7 +91,7 @@ def size(config: EngineConfig, target: Target, description: Description) -> Size
 
 def cache_groups(config: EngineConfig, target: Target, description: Description) -> tuple[tuple[CacheGroup, ...], float]:
     """Groups whose pages lie as the device wants them, and the share of bytes that padding takes."""
-    sizes = _page_sizes(target, description)
+    sizes = page_sizes(description, target.table)
     if not any(description.facts.caches):
         return (), 0.0
     if config.block_size is not None:
@@ -129,11 +128,6 @@ def longest_sequence(groups: tuple[CacheGroup, ...], num_pages: int, ahead: int)
 
 def _depth(config: EngineConfig) -> int:
     return 2 if config.async_scheduling else 1
-
-
-def _page_sizes(target: Target, description: Description) -> tuple[int, ...]:
-    build = Builder(description.numerics, description.shard, description.format, description.stored, target.table, lora=description.lora)
-    return Decoder(description.spec, build, description.facts).page_sizes()
 
 
 def _work(config: EngineConfig, description: Description, groups: tuple[CacheGroup, ...], target: Target) -> dict[str, int]:

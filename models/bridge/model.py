@@ -1,0 +1,132 @@
+"""A transformers module that computes a step of the engine: tokens of all requests in one row, attention on our pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from pagoda.hal.errors import ConfigError, ModelError
+from pagoda.hal.kernel import KernelRun
+from pagoda.hal.kv import LayerPages, StatePages
+from pagoda.hal.table import KernelTable
+from pagoda.models.adapters.slots import AdapterSlots
+from pagoda.models.blocks.paged import PagedMixer, Step
+from pagoda.models.bridge.interface import ATTRIBUTE
+from pagoda.models.bridge.module import Module
+from pagoda.models.bridge.probe import head
+from pagoda.models.bridge.spec import AttentionCall, BridgeSpec
+from pagoda.models.builder import Builder
+from pagoda.models.loaded import Loaded
+from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
+from pagoda.ops.attention import PagedBatch
+
+
+class Now:
+    """The step that a model's layers are in."""
+
+    step: Step
+
+
+class BridgedAttention(PagedMixer):
+    """One attention call of a module: `interface.AttentionFunction` on pages."""
+
+    def __init__(self, build: Builder, call: AttentionCall, now: Now) -> None:
+        numerics = build.numerics
+        self._now, self._sinks = now, call.sinks
+        super().__init__(build, call.facts(numerics.dtype, numerics.kv_dtype), call.cache(numerics.kv_dtype))
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, options: dict[str, Any]
+    ) -> torch.Tensor:
+        if key.shape[2] != query.shape[2]:
+            raise ModelError(f"a step of {query.shape[2]} tokens attends to {key.shape[2]} keys of its own, which are not its tokens'")
+        q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
+        return self.attend(q, k, v, self._now.step, options["s_aux"] if self._sinks else None)[None]
+
+
+class BridgeModel:
+    """Implements `models.model.Model` on one rank.
+
+    Args:
+        build: of the device's table; notes what the attention calls use.
+        module: None for a description alone.
+        refill: reads the weights again into their places.
+    """
+
+    facts: ModelFacts
+
+    def __init__(
+        self, spec: BridgeSpec, build: Builder, facts: ModelFacts | None = None, module: Module | None = None,
+        refill: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.spec, self._table, self._module, self.refill = spec, build.table, module, refill
+        if facts is not None:
+            self.facts = facts
+        self.adapters, self.loaded = AdapterSlots(), Loaded()
+        self._now = Now()
+        self._mixers = [BridgedAttention(build, call, self._now) for call in spec.calls]
+        self._planners: list[list[KernelRun]] = []
+        if module is not None:
+            self.loaded.add([*module.parameters(), *module.buffers()])
+            self._body = module.get_submodule(spec.body)
+            for call, mixer in zip(spec.calls, self._mixers, strict=True):
+                setattr(module.get_submodule(call.path), ATTRIBUTE, mixer)
+
+    def page_sizes(self) -> tuple[int, ...]:
+        """Tokens per page that every call's attention kernel allows, in the device's order."""
+        table = self._kernels()
+        allowed = [mixer.page_sizes(table) for mixer in self._mixers]
+        sizes = tuple(size for size in table.info.limits.page_sizes if all(size in some for some in allowed))
+        if not sizes:
+            raise ModelError(f"no page size of {table.info.limits.page_sizes} has an attention kernel for every layer; see `pagoda plan`")
+        return sizes
+
+    def bind(self, pages: Sequence[LayerPages | StatePages | None], group_of_layer: Sequence[int], page_sizes: Sequence[int]) -> None:
+        """See `Model.bind`; layers are attention calls here."""
+        self._planners = [[] for _ in page_sizes]
+        for mixer, own, group in zip(self._mixers, pages, group_of_layer, strict=True):
+            planners = self._planners[group]
+            assert not isinstance(own, StatePages)
+            mixer.bind(self._kernels(), own, group, page_sizes[group], 0)
+            if mixer.kernel not in planners:
+                planners.append(mixer.kernel)
+            mixer.bind(self._kernels(), own, group, page_sizes[group], planners.index(mixer.kernel))
+
+    def plan(self, groups: tuple[PagedBatch, ...], buffers: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
+        """Per group, what each distinct attention kernel of its calls planned."""
+        old = buffers or tuple((None,) * len(planners) for planners in self._planners)
+        return tuple(
+            tuple(kernel.plan(batch, buffer) for kernel, buffer in zip(planners, own, strict=True))
+            for planners, batch, own in zip(self._planners, groups, old, strict=True)
+        )
+
+    def forward(self, inputs: ModelInputs) -> ModelOutput:
+        if inputs.taps or inputs.embeddings is not None:
+            raise ModelError("a model that runs through transformers gives no hidden states of layers and takes no embeddings of media")
+        self._now.step = Step(inputs.groups, inputs.plans, (), inputs.positions)
+        ids, positions = inputs.token_ids.long()[None], (inputs.positions + self.spec.first_position)[None]
+        return ModelOutput(self._body(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state[0])
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return head(self._module, self.spec.body, hidden[None])[0]
+
+    def pool(self, hidden: torch.Tensor) -> torch.Tensor:
+        raise ModelError(f"{self.facts.architecture} runs through transformers and answers with tokens only")
+
+    def own_hidden(self, ids: Sequence[int]) -> torch.Tensor:
+        """Hidden states `[T, width]` of one text by transformers' own attention: what ours is held against."""
+        module = self._module
+        ours = module.config._attn_implementation
+        module.set_attn_implementation("eager")
+        try:
+            there = next(module.parameters()).device
+            hidden: torch.Tensor = self._body(input_ids=torch.tensor([ids], device=there), use_cache=False).last_hidden_state[0]
+        finally:
+            module.set_attn_implementation(ours)
+        return hidden
+
+    def _kernels(self) -> KernelTable:
+        if self._table is None:
+            raise ConfigError("this model was only described; load it with a kernel table to run it")
+        return self._table

@@ -1,0 +1,122 @@
+"""The transformers class of a configuration, its module without weights, and the part of it that gives hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pagoda.hal.errors import ModelError
+
+EXPERTS = "batched_mm"
+"""How transformers' experts are computed: the way whose shapes do not depend on which experts the tokens chose."""
+
+Module = Any
+"""A `PreTrainedModel`."""
+
+
+def transformers() -> Any:
+    """The package. Raises `ModelError` where it is not installed."""
+    try:
+        import transformers as package
+    except ImportError as error:
+        raise ModelError("models without a family here need the package transformers: pip install transformers") from error
+    return package
+
+
+def bridged_class(config: Mapping[str, Any]) -> Any:
+    """The causal language model of transformers that a config.json names. Raises `ModelError` where there is none."""
+    package = transformers()
+    architectures = tuple(config.get("architectures") or ())
+    model_type = config.get("model_type")
+    if model_type not in package.CONFIG_MAPPING:
+        raise ModelError(f"transformers {package.__version__} has no model type {model_type!r}")
+    mapping = package.AutoModelForCausalLM._model_mapping
+    kind = package.CONFIG_MAPPING[model_type]
+    if kind not in mapping:
+        raise ModelError(f"transformers {package.__version__} has no causal language model for model type {model_type!r}")
+    found = mapping[kind]
+    classes = found if isinstance(found, tuple) else (found,)
+    named = [one for one in classes if one.__name__ in architectures]
+    if architectures and not named:
+        raise ModelError(f"{', '.join(architectures)} is no causal language model: of {model_type!r} there is {classes[0].__name__}")
+    return named[0] if named else classes[0]
+
+
+def read_config(config: Mapping[str, Any]) -> Any:
+    """The `PreTrainedConfig` of a config.json. Raises `ModelError` for values that transformers refuses."""
+    kind = transformers().CONFIG_MAPPING[config["model_type"]]
+    try:
+        return kind.from_dict({key: value for key, value in config.items() if key != "quantization_config"})
+    except Exception as error:  # whatever a configuration class raises
+        raise ModelError(f"transformers refuses this configuration: {error}") from error
+
+
+def hollow_module(config: Mapping[str, Any], dtype: str, attention: str) -> Module:
+    """The module with parameters that have shapes and no numbers."""
+    kind = bridged_class(config)
+    with torch.device("meta"):
+        try:
+            module = kind._from_config(read_config(config), dtype=getattr(torch, dtype), attn_implementation=attention)
+        except ModelError:
+            raise
+        except Exception as error:  # whatever a model class raises
+            raise ModelError(f"transformers cannot build {kind.__name__}: {type(error).__name__}: {error}") from error
+    choose_experts(module)
+    module.tie_weights()
+    return module.eval()
+
+
+def choose_experts(module: Module) -> None:
+    """Have experts computed without looking at what the tokens chose, where the model leaves the choice."""
+    if module._can_set_experts_implementation():
+        module.set_experts_implementation(EXPERTS)
+
+
+def body_paths(module: Module) -> tuple[str, ...]:
+    """Where hidden states may come from, the likelier first."""
+    prefix = module.base_model_prefix
+    names = (f"{prefix}.decoder", prefix, "model.decoder", "model", "transformer")
+    return tuple(dict.fromkeys(name for name in names if name and _has(module, name)))
+
+
+def _has(module: Module, path: str) -> bool:
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return isinstance(module, torch.nn.Module)
+
+
+class Output(tuple):  # type: ignore[type-arg]
+    """What a body returns, as far as a head may ask: the hidden states, and None for all else by name."""
+
+    @property
+    def last_hidden_state(self) -> torch.Tensor:
+        hidden: torch.Tensor = self[0]
+        return hidden
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class Given(torch.nn.Module):
+    """Stands where the body stood, and gives hidden states that are there already."""
+
+    hidden: torch.Tensor
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return Output((self.hidden,))
+
+
+@contextmanager
+def replaced(module: Module, path: str, other: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """`other` in the place of the submodule at `path`, which is given."""
+    parent, _, name = path.rpartition(".")
+    owner = module.get_submodule(parent)
+    old = owner.get_submodule(name)
+    setattr(owner, name, other)
+    try:
+        yield old
+    finally:
+        setattr(owner, name, old)

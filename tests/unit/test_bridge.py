@@ -1,0 +1,142 @@
+"""Models that run through transformers: what the bridge writes down of them, what it refuses, and that pages change no number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pagoda.hal.errors import CheckpointError, ConfigError, ModelError
+from pagoda.hal.kv import CacheKind
+from pagoda.models.adapters.slots import LoraLimits
+from pagoda.models.bridge.masks import visible_of
+from pagoda.models.bridge.model import BridgedAttention
+from pagoda.models.bridge.spec import BridgeSpec, Visible
+from pagoda.models.comparison import Tolerance, compare_values
+from pagoda.models.direct import DirectRun
+from pagoda.models.load import Description, describe, load_model, open_checkpoint, support_of
+from pagoda.models.parallel.shard import Shard
+from safetensors.torch import load_file, save_file
+from spec_samples import opened
+from tiny_checkpoints import logits, make
+from transformers.masking_utils import causal_mask_function, chunked_overlay, sliding_window_overlay
+
+DEVICE, TABLE = opened()
+IDS = [(37 * i + 11) % 131 for i in range(40)]
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}
+AFMOE = {**EXPERTS, "num_hidden_layers": 4, "sliding_window": 8, "num_dense_layers": 1, "num_shared_experts": 1}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "afmoe": ("Afmoe", AFMOE),
+    "bert": ("BertLMHeadModel", {"is_decoder": True}),
+    "camembert": ("Camembert", {"is_decoder": True, "max_position_embeddings": 130}),
+    "bitnet": ("BitNet", {}),
+    "gpt_oss": ("GptOss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 9, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 9.0}),
+}
+
+
+def described(folder: Path, **options: Any) -> Description:
+    return describe(open_checkpoint(folder), dtype="float32", table=TABLE, model_impl="transformers", **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pages_change_no_number(case: str, tmp_path: Path) -> None:
+    name, values = CASES[case]
+    want = logits(make(tmp_path, name, **values), IDS)
+    run = DirectRun(load_model(described(tmp_path), DEVICE, TABLE), DEVICE, 2, 64)
+    first = run.step([(1, IDS[5:8]), (0, IDS[:27])]).hidden[3:]
+    second = run.step([(0, IDS[27:]), (1, IDS[8:9])]).hidden[: len(IDS) - 27]
+    finding = compare_values(case, run.logits(torch.cat([first, second])), want, Tolerance())
+    assert finding.passed, finding
+
+
+def test_what_attention_is_asked_becomes_data(tmp_path: Path) -> None:
+    make(tmp_path, "Afmoe", **AFMOE)
+    description = described(tmp_path)
+    assert isinstance(description.spec, BridgeSpec) and description.family is None
+    kinds = [(cache.kind, cache.window) for cache in description.facts.caches if cache is not None]
+    assert kinds == [(CacheKind.SLIDING, 8)] * 3 + [(CacheKind.FULL, None)]
+    assert {(call.heads, call.kv_heads, call.k_dim, call.scale) for call in description.spec.calls} == {(4, 2, 16, 0.25)}
+    assert load_model(description, DEVICE, TABLE).loaded.nbytes == description.facts.weight_bytes
+
+
+def test_families_come_first_unless_transformers_is_asked_for(tmp_path: Path) -> None:
+    make(tmp_path, "Llama")
+    config = open_checkpoint(tmp_path).config
+    assert describe(config).family is not None and describe(config, model_impl="transformers").family is None
+    assert [support_of(config), support_of({"model_type": "afmoe"}), support_of({"model_type": "abacus"})] == [
+        "native",
+        "bridge",
+        "unsupported",
+    ]
+    with pytest.raises(ModelError, match=r"no model family serves model_type 'afmoe'"):
+        describe({"model_type": "afmoe"}, model_impl="pagoda")
+    with pytest.raises(ModelError, match=r"nor can transformers run it: .* has no model type 'abacus'"):
+        describe({"model_type": "abacus"})
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason"),
+    [
+        ("XGLM", {}, "takes no position_ids|calls its attention interface 0 times"),
+        ("OpenAIGPTLMHeadModel", {}, "calls its attention interface 0 times"),
+        ("DiffLlama", {}, "more than once"),
+        ("Mamba", {}, "takes no position_ids"),
+        ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "depends on each request's length"),
+        ("BertLMHeadModel", {"is_decoder": False}, "neither causal|not causal"),
+    ],
+)
+def test_what_the_bridge_cannot_carry_is_refused_by_name(name: str, values: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    make(tmp_path, name, **values)
+    with pytest.raises(ModelError, match=reason):
+        described(tmp_path)
+
+
+def test_what_is_not_there_yet_is_refused_by_name(tmp_path: Path) -> None:
+    make(tmp_path, "BitNet")
+    with pytest.raises(ConfigError, match=r"BitNetForCausalLM, which runs through transformers, cannot be split over 2 ranks"):
+        described(tmp_path, shard=Shard(0, 2))
+    with pytest.raises(ConfigError, match="no room for adapters"):
+        described(tmp_path, lora=LoraLimits(1, 8))
+    with pytest.raises(ConfigError, match="plain weights only"):
+        described(tmp_path, quantization="fp8")
+
+
+def test_missing_tensors_are_named(tmp_path: Path) -> None:
+    make(tmp_path, "BitNet")
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks 1 tensors: model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(described(tmp_path), DEVICE, TABLE)
+
+
+def test_a_model_that_would_be_served_wrong_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the interface does not say shows when a few tokens are compared with transformers' own attention."""
+    make(tmp_path, "BitNet")
+    right = BridgedAttention.__call__
+    monkeypatch.setattr(BridgedAttention, "__call__", lambda self, q, *rest: right(self, q * 1.1, *rest))
+    with pytest.raises(ModelError, match="apart from transformers' own attention"):
+        load_model(described(tmp_path), DEVICE, TABLE)
+
+
+def test_masks_are_known_by_what_they_let_see() -> None:
+    def both(a: Any, b: Any) -> Any:
+        return lambda *at: a(*at) & b(*at)
+
+    causal = causal_mask_function
+    assert visible_of(causal, "a") == Visible()
+    for size in (1, 7, 4096):
+        assert visible_of(both(causal, sliding_window_overlay(size)), "a") == Visible(window=size)
+    for size in (2, 7, 4096):
+        assert visible_of(both(causal, chunked_overlay(size, torch.zeros(1, dtype=torch.int64))), "a") == Visible(chunk=size)
+    with pytest.raises(ModelError, match="neither causal, sliding nor chunked"):
+        visible_of(lambda batch, head, query, key: key <= query + 3, "a")
+
+
+def test_dummy_weights_need_no_checkpoint(tmp_path: Path) -> None:
+    make(tmp_path, "Afmoe", **AFMOE)
+    description = describe(open_checkpoint(tmp_path, "dummy"), dtype="float32", table=TABLE)
+    run = DirectRun(load_model(description, DEVICE, TABLE), DEVICE, 1, 64)
+    assert run.logits(run.step([(0, IDS)]).hidden).isfinite().all()
