@@ -31,7 +31,7 @@ WEATHER: dict[str, Any] = {
     "type": "function",
     "name": "weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    "strict": True,
+    "strict": False,
 }
 THOUGHT = "<think>\nWhere? 日本\n</think>\n\n"
 CALLS = (
@@ -367,20 +367,25 @@ async def test_reasoning_can_be_turned_off_in_the_template() -> None:
 
 async def test_a_schema_reaches_the_engine(require: Any) -> None:
     require("xgrammar", find_spec("xgrammar") is not None)
-    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    schema = {"type": "object", "properties": {"city": {"type": "string", "title": "a city"}}}
     form = {"type": "json_schema", "name": "city", "schema": schema, "strict": True}
     async with client(Scripted('{"city": "Rome"}')) as (responses, toy):
         reply = await responses.create(model="toy", input="x", text={"format": form})
-        kind, source = toy.engine.requests[0].params.structured
-    assert (kind, json.loads(source), reply.output_text) == ("json_schema", schema, '{"city": "Rome"}')
+        assert '"a city"' in str(toy.engine.requests[0].params) or "'a city'" in str(toy.engine.requests[0].params)
+    assert reply.output_text == '{"city": "Rome"}'
     assert reply.text.format.name == "city"
 
 
 def test_choices_go_on_to_chat() -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
     for choice, wanted in (
         ("auto", "auto"),
         ("required", "required"),
-        ({"type": "function", "name": "weather"}, {"type": "function", "function": {"name": "weather"}}),
+        ({"type": "function", "name": "weather"}, named),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]},
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}},
+        ),
     ):
         body = ResponseRequest(input="x", tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False)
         chat = chat_request(body, items_of(body.input))

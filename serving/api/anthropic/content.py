@@ -22,11 +22,6 @@ def chat_of(system: str | Blocks | None, turns: list[Turn]) -> list[dict[str, An
     return chat.messages
 
 
-def continues(turns: list[Turn]) -> bool:
-    """Whether the answer goes on from the last message, which is then the assistant's."""
-    return bool(turns) and turns[-1].role == "assistant"
-
-
 def _add(chat: Conversation, role: str, content: str | Blocks, where: str) -> None:
     if isinstance(content, str):
         if content:

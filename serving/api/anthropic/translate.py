@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pagoda.hal.errors import RequestError
-from pagoda.serving.api.anthropic.content import chat_of, continues
+from pagoda.serving.api.anthropic.content import chat_of
 from pagoda.serving.api.anthropic.protocol import CountRequest, MessagesRequest, Thinking, Tool, ToolChoice
 from pagoda.serving.api.openai.protocol import ChatRequest
 
@@ -19,10 +19,11 @@ def chat_request(body: CountRequest) -> ChatRequest:
     for name in _REFUSED:
         if getattr(body, name):
             raise RequestError(f"{name} is not supported by this server; leave it out", param=name, code="unsupported_parameter")
-    goes_on = continues(body.messages)
+    messages = chat_of(body.system, body.messages)
+    goes_on = bool(messages) and messages[-1]["role"] == "assistant"
     request = ChatRequest(
         model=body.model,
-        messages=chat_of(body.system, body.messages),
+        messages=messages,
         add_generation_prompt=not goes_on,
         continue_final_message=goes_on,
         tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())] or None,

@@ -64,7 +64,8 @@ def _item(item: Item, where: str) -> Item:
         raise RequestError(
             f"{where} has type {kind!r}: this server takes {', '.join(_PREFIXES)}", param=where, code="unsupported_parameter"
         )
-    whole = {"id": item.get("id") or new_item_id(kind), "type": kind}
+    given = item.get("id")
+    whole = {"id": given if given and isinstance(given, str) else new_item_id(kind), "type": kind}
     match kind:
         case "message":
             return {**whole, **_message(item, where), "status": "completed"}

@@ -52,8 +52,15 @@ def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _choice(choice: Any) -> Any:
     if isinstance(choice, dict) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
+        return _named(choice)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        tools = [_named(tool) if isinstance(tool, dict) else tool for tool in choice["tools"]]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
     return choice
+
+
+def _named(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool.get("name")}}
 
 
 def _format(body: ResponseRequest) -> dict[str, Any] | None:
