@@ -77,7 +77,7 @@ async def _check(response: httpx.Response) -> None:
 
 
 async def lines_of(response: httpx.Response) -> AsyncIterator[bytes]:
-    """A stream's lines, split at line feeds alone: httpx's own lines end at every separator of Unicode, and those are text of a model here."""
+    """A stream's lines, split at line feeds alone: httpx's own lines end at every separator of Unicode, and a model may write those."""
     left = b""
     async for chunk in response.aiter_bytes():
         *lines, left = (left + chunk).split(b"\n")
