@@ -90,3 +90,12 @@ class Backend(Protocol):
     def kernels(self) -> Iterable[Kernel]:
         """Import-free records of every kernel this backend offers beyond the references."""
         ...
+
+
+@runtime_checkable
+class StandsIn(Protocol):
+    """A backend that can play any device that another one describes: what `plan` opens for hardware that is not here."""
+
+    def stand_in(self, info: DeviceInfo) -> Device:
+        """A device with these facts that computes nothing."""
+        ...

@@ -29,12 +29,15 @@ class NullBackend:
         return tuple(self.describe(model) for model in _models())
 
     def open(self, index: int = 0) -> Device:
-        from pagoda.backends.null.device import NullDevice  # here and not above: it brings torch, a probe must stay light
-
         models = list(_models())
         if not 0 <= index < len(models):
             raise DeviceError(f"null device {index} was asked for; there are {len(models)}: {', '.join(models)}")
-        return NullDevice(self.describe(models[index]))
+        return self.stand_in(self.describe(models[index]))
+
+    def stand_in(self, info: DeviceInfo) -> Device:
+        from pagoda.backends.null.device import NullDevice  # here and not above: it brings torch, a probe must stay light
+
+        return NullDevice(info)
 
     def describe(self, model: str | None = None) -> DeviceInfo:
         models = list(_models())

@@ -11,7 +11,7 @@ from pagoda.hal.errors import DeviceError
 from pagoda.hal.graphs import GraphPolicy, Replay
 
 ROWS = (1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32))
-"""Decode sizes that are captured; larger and mixed steps run eagerly."""
+"""Decode sizes that are captured; larger steps, and those with prompts, run eagerly."""
 
 
 class AcceleratorReplay:

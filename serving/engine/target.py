@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from typing import NamedTuple
 
-from pagoda.hal.device import Backend, Device
+from pagoda.hal.device import Backend, Device, StandsIn
 from pagoda.hal.discovery import choose, find
 from pagoda.hal.info import DeviceInfo
 from pagoda.hal.table import KernelPolicy, KernelTable
@@ -53,7 +53,8 @@ def open_target(config: EngineConfig, rank: int = 0, *, plan_only: bool = False)
 def _described(name: str, model: str, policy: KernelPolicy) -> Target:
     backend, null = find(name), find("null")
     info = backend.describe(model)
-    device = null.open(null.describe(model).index)
+    assert isinstance(null, StandsIn)
+    device = null.stand_in(info)
     # What is installed here says nothing of the machine that is planned for.
     kernels = [replace(kernel, needs=replace(kernel.needs, packages=())) for kernel in candidates(backend)]
     return Target(backend, device, info, KernelTable(info, kernels, policy), f"described, not here: {info.vendor} {info.model}")

@@ -1,0 +1,140 @@
+"""The base for torch-style accelerators against torch's real namespaces: a double answers, only to calls that the real one would take.
+
+`torch.cuda`, `torch.xpu` and `torch.mps` are in every build of torch. `torch.npu` and `torch.hpu` are not, so nothing is shown of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import torch
+from pagoda.backends.torch_accelerator.api import TorchApi
+from pagoda.backends.torch_accelerator.device import AcceleratorDevice
+from pagoda.hal.discovery import find
+from pagoda.hal.errors import CapacityError, DeviceError
+from pagoda.hal.info import DeviceInfo, Feature
+from pagoda.hal.memory import MemoryKind
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+GIB = 1 << 30
+ANSWERS: dict[str, Any] = {
+    "device_count": 2,
+    "mem_get_info": (6 * GIB, 8 * GIB),
+    "memory_reserved": 3 * GIB,
+    "memory_allocated": 2 * GIB,
+    "recommended_max_memory": 8 * GIB,
+    "driver_allocated_memory": 3 * GIB,
+    "current_allocated_memory": 2 * GIB,
+}
+CLASSES = ("Stream", "Event", "CUDAGraph", "XPUGraph")
+
+
+class Double:
+    """Stands for an object whose members `real` has; calls must bind to the real signature, and are recorded."""
+
+    def __init__(self, real: Any, calls: list[str], path: str) -> None:
+        self._real, self._calls, self._path = real, calls, path
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._real, name)  # AttributeError here as there
+        path = f"{self._path}.{name}"
+        if name in CLASSES:
+            return lambda *args, **kwargs: self._made(real, path, args, kwargs)
+        if name in ("graph", "stream"):
+            return lambda *args, **kwargs: self._within(real, path, args, kwargs)
+        return self._method(real, path, ANSWERS.get(name)) if callable(real) else real
+
+    def _made(self, real: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Double:
+        self._check(real, path, args, kwargs)
+        return Double(real, self._calls, path)
+
+    @contextmanager
+    def _within(self, real: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        self._check(real, path, args, kwargs)
+        yield
+
+    def _method(self, real: Any, path: str, answer: Any) -> Callable[..., Any]:
+        bound = isinstance(self._real, type)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._check(real, path, (None, *args) if bound else args, kwargs)
+            return Double(torch.cuda.Stream, self._calls, "stream") if path.endswith("current_stream") else answer
+
+        with suppress(ValueError):
+            call.__signature__ = inspect.signature(real)  # type: ignore[attr-defined]
+        return call
+
+    def _check(self, real: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with suppress(ValueError):  # of a class written in C: its arguments cannot be known
+            inspect.signature(real).bind(*args, **kwargs)
+        self._calls.append(path)
+
+
+@pytest.fixture
+def calls() -> list[str]:
+    return []
+
+
+def opened(kind: str, calls: list[str], monkeypatch: pytest.MonkeyPatch, *features: Feature) -> AcceleratorDevice:
+    api = TorchApi(kind)
+    monkeypatch.setattr(api, "module", Double(api.module, calls, kind))
+    if api.graph_class is not None:
+        name = api.graph_class.__name__
+        monkeypatch.setattr(api, "graph_class", getattr(api.module, name))
+    info = DeviceInfo("nobody", "double", "none", 1, 8 * GIB, frozenset({"float32"}), frozenset(features))
+    return AcceleratorDevice(api, info, None)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_memory_streams_and_events_use_what_the_namespace_has(kind: str, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    device = opened(kind, calls, monkeypatch)
+    with FakeTensorMode():
+        tensor = device.memory.alloc(MemoryKind.KV, (4, GIB // 16), torch.float32)
+        assert tensor.device == torch.device(kind, 1) and device.memory.stats().used["kv"] == GIB
+        with pytest.raises(CapacityError, match="are free"):
+            device.memory.alloc(MemoryKind.KV, (8 * GIB,), torch.uint8)
+    stats = device.memory.stats()
+    assert stats.total == 8 * GIB and 0 < stats.free <= 7 * GIB
+    stream = device.stream()
+    with stream:
+        event = stream.record()
+    event.wait()
+    stream.wait(event)
+    device.memory.trim()
+    device.synchronize()
+    assert {f"{kind}.synchronize", f"{kind}.empty_cache", f"{kind}.Event"} <= set(calls)
+    assert (f"{kind}.Stream" in calls) == (kind != "mps")
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_graphs_use_what_the_namespace_has(kind: str, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    device = opened(kind, calls, monkeypatch, Feature.GRAPHS)
+    with FakeTensorMode():
+        inputs = torch.ones(4, device=device.torch_device)
+        replay = device.graphs.capture("step", lambda x: x + 1, (inputs,))
+    assert replay().device == device.torch_device and replay.nbytes == 0
+    assert {f"{kind}.graph", f"{kind}.graph_pool_handle", f"{kind}.Stream", f"{kind}.current_stream"} <= set(calls)
+
+
+def test_the_double_refuses_what_the_real_one_lacks(calls: list[str]) -> None:
+    with pytest.raises(AttributeError):
+        Double(torch.mps, calls, "mps").memory_reserved()
+    with pytest.raises(TypeError):
+        Double(torch.xpu, calls, "xpu").graph("graph", capture_error_mode="global").__enter__()
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_devices_do_not_mix(kind: str) -> None:
+    with FakeTensorMode(), pytest.raises(RuntimeError, match="device"):
+        torch.ones(4, device=kind) + torch.ones(4)
+
+
+def test_a_device_without_its_package_says_so() -> None:
+    with pytest.raises(DeviceError, match="import the vendor's package first"):
+        TorchApi("hpu")
+    with pytest.raises(DeviceError, match=r"is absent|not installed"):
+        find("ascend").open()
