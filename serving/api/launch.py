@@ -22,7 +22,7 @@ from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.zmq_client import ZmqClient
 from pagoda.serving.frontend.generation_config import server_defaults
 from pagoda.serving.frontend.load import text_of
-from pagoda.serving.frontend.structured import structured_starter
+from pagoda.serving.frontend.structured.starter import structured_starter
 from pagoda.serving.frontend.text import TextFrontend
 
 log = logging.getLogger("pagoda.api")

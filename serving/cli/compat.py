@@ -131,7 +131,7 @@ FLAGS = (
     _value("--default-mm-loras"),
     _switch("--enable-mixed-moe-lora-format --enable-moe-shared-loras"),
     _value("--speculative-config -sc --spec-method --spec-model --spec-tokens"),
-    _value("--structured-outputs-config", "{}", "grammars are compiled by what is installed: the extra [structured]"),
+    _value("--structured-outputs-config"),
     _value("--reasoning-config"),
     _value("--reasoning-parser-plugin --tool-parser-plugin"),
     # media

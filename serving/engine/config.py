@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.engine.spec.config import Speculation, speculation_of
+from pagoda.serving.engine.structured import StructuredOutputsConfig, structured_of
 from pagoda.serving.engine.transfer.config import Storage, storage_of
 
 
@@ -92,6 +93,14 @@ class EngineConfig:
             metavar="JSON",
         ),
     ] = None
+    structured_outputs_config: Annotated[
+        dict[str, Any] | None,
+        Flag(
+            "JSON: what follows grammars; `backend` is auto, xgrammar or guidance, with `disable_any_whitespace`,"
+            " `disable_additional_properties`, `enable_in_reasoning`.",
+            metavar="JSON",
+        ),
+    ] = None
     tensor_parallel_size: Annotated[int, Flag("Ranks that each layer is split over.", ("-tp",), section="Execution")] = 1
     seed: Annotated[int, Flag("Seed of dummy weights and of requests that bring none.")] = 0
     kernel: Annotated[
@@ -126,6 +135,11 @@ class EngineConfig:
         return speculation_of(self.speculative_config)
 
     @property
+    def structured(self) -> StructuredOutputsConfig:
+        """What `structured_outputs_config` asks for."""
+        return structured_of(self.structured_outputs_config)
+
+    @property
     def storage(self) -> Storage | None:
         """What `kv_transfer_config` or `kv_offloading_size` asks for."""
         return storage_of(self.kv_transfer_config, self.kv_offloading_size, prefix_caching=self.enable_prefix_caching)
@@ -134,6 +148,7 @@ class EngineConfig:
         storage_of(self.kv_transfer_config, self.kv_offloading_size, prefix_caching=self.enable_prefix_caching)
         object.__setattr__(self, "dtype", {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype))
         speculation_of(self.speculative_config)
+        structured_of(self.structured_outputs_config)
         if not 0 < self.device_memory_utilization <= 1:
             raise ConfigError(f"device_memory_utilization={self.device_memory_utilization} must be above 0 and at most 1")
         for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "max_loras", "max_lora_rank"):

@@ -19,6 +19,10 @@ from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineSta
 from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.scheduler import Scheduler
 from pagoda.serving.engine.sequence import State
+from pagoda.serving.engine.structured import StructuredOutputsParams
+
+COMPILING = 2
+"""Grammars that are compiled at a time: one that takes long does not hold up the next."""
 
 
 class Command(NamedTuple):
@@ -215,30 +219,32 @@ class EngineCore:
                 raise RequestError("the engine sleeps; wake it before sending requests", code="asleep")
             if request.adapter is not None:
                 self._adapters.ensure(request.adapter)
-            if request.params.structured is not None:
-                self._submit_structured(request, request.params.structured)
+            if request.params.structured_outputs is not None:
+                self._submit_structured(request, request.params.structured_outputs)
             else:
                 self._scheduler.submit(request)
         except PagodaError as error:
             self._sink.rejected(request.request_id, error)
 
-    def _submit_structured(self, request: EngineRequest, structured: tuple[str, Any]) -> None:
+    def _submit_structured(self, request: EngineRequest, structured: StructuredOutputsParams) -> None:
         """It waits until its grammar is compiled, which happens beside the loop."""
         if self._compiler is None or request.beam_width:
             why = "beam search cannot follow a grammar" if request.beam_width else "this engine has no compiler of grammars"
-            raise RequestError(f"structured output is not possible here: {why}", param="response_format")
+            raise RequestError(f"structured output is not possible here: {why}", param=structured.origin)
         if self._compiling is None:
-            self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+            self._compiling = ThreadPoolExecutor(COMPILING, thread_name_prefix="grammar")
         self._scheduler.submit(request, [State.WAITING_GRAMMAR])
         compiled = self._compiling.submit(self._compiler, structured)
-        compiled.add_done_callback(lambda done: self._put(lambda: self._compiled(request.request_id, done), lambda _: None))
+        compiled.add_done_callback(
+            lambda done: self._put(lambda: self._compiled(request.request_id, done, structured.origin), lambda _: None)
+        )
 
-    def _compiled(self, request_id: str, done: Future[Grammar]) -> None:
+    def _compiled(self, request_id: str, done: Future[Grammar], origin: str) -> None:
         error = done.exception()
         if error is None:
             self._scheduler.give_grammar(request_id, done.result())
         elif self._scheduler.abort([request_id]):
-            refused = error if isinstance(error, PagodaError) else RequestError(f"no grammar can be made: {error}", param="response_format")
+            refused = error if isinstance(error, PagodaError) else RequestError(f"no grammar can be made: {error}", param=origin)
             self._sink.rejected(request_id, refused)
 
     def _answer(self, future: Future[Any], method: str, arguments: dict[str, Any]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.plan import BoolArray, IntArray
+from pagoda.serving.engine.structured import StructuredOutputsParams
 
 
 class Matcher(Protocol):
@@ -33,8 +34,8 @@ class Matcher(Protocol):
 Grammar = Callable[[], Matcher]
 """A compiled grammar: makes matchers at its beginning."""
 
-Compiler = Callable[[tuple[str, Any]], Grammar]
-"""From `SamplingParams.structured` to a grammar; called in a thread of its own. Raises `RequestError` for what is none."""
+Compiler = Callable[[StructuredOutputsParams], Grammar]
+"""From `SamplingParams.structured_outputs` to a grammar; called in threads of its own. Raises `RequestError` for what is none."""
 
 
 class GrammarMasks(NamedTuple):

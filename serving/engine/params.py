@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pagoda.hal.errors import RequestError
+from pagoda.serving.engine.structured import StructuredOutputsParams
 
 MAX_LOGPROBS = 64
 MAX_N = 256
@@ -27,7 +29,7 @@ class SamplingParams:
         logit_bias: token id → added logit. bad_words_token_ids: id sequences that must not appear.
         allowed_token_ids: only these may be sampled.
         skip_special_tokens, spaces_between_special_tokens, detokenize: how text is made of tokens.
-        structured: a structured-output request (the kind and its source), or None.
+        structured_outputs: what the output must look like (a `StructuredOutputsParams`, or a mapping of its fields), or None.
         extra: vendor or plugin fields, passed through to logits processors.
     """
 
@@ -55,12 +57,14 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
-    structured: tuple[str, Any] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "bad_words_token_ids"):
             object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+        if isinstance(self.structured_outputs, Mapping):
+            object.__setattr__(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         for name, low, high in _RANGES:
@@ -86,7 +90,7 @@ class SamplingParams:
     @property
     def bound(self) -> bool:
         """The host must see this request's last token before its next step can run (interfaces: free and bound rows)."""
-        return self.structured is not None or bool(self.bad_words_token_ids)
+        return self.structured_outputs is not None or bool(self.bad_words_token_ids)
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (

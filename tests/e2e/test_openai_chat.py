@@ -108,5 +108,5 @@ def test_a_schema_is_kept(client, model, require):
 def test_a_schema_that_is_none_is_refused(client, model, require):
     require("xgrammar", find_spec("xgrammar") is not None)
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
-    with pytest.raises(openai.BadRequestError, match="cannot be followed: Unsupported type"):
+    with pytest.raises(openai.BadRequestError, match="cannot be followed: Invalid type"):
         client.chat.completions.create(model=model, messages=QUESTION, response_format=form)

@@ -22,6 +22,7 @@ WEATHER = {
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}, "strict": True},
 }
 USER = {"role": "user", "content": "Rome?"}
+LOOSE = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 THOUGHT = "<think>\nWhere? 日本\n</think>\n\n"
 CALLS = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome é"}}\n</tool_call>\n'
@@ -113,11 +114,18 @@ async def test_tool_choice_none_neither_shows_nor_reads_tools() -> None:
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (CALLS, None, "stop")
 
 
-async def test_forced_choices_are_refused() -> None:
-    async with client(Scripted("x")) as (chat, _):
-        for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
-            with pytest.raises(BadRequestError, match="no call can be forced"):
-                await chat.create(model="toy", messages=[USER], tools=[WEATHER], tool_choice=choice)
+async def test_forced_choices_ask_for_a_grammar() -> None:
+    async with client(Scripted(CALLS)) as (chat, toy):
+        for choice in ("required", {"type": "function", "function": {"name": "weather"}}, "auto", "none"):
+            await chat.create(model="toy", messages=[USER], tools=[WEATHER], tool_choice=choice)
+        await chat.create(model="toy", messages=[USER], tools=[LOOSE])
+        asked = [request.params.structured_outputs for request in toy.engine.requests]
+        with pytest.raises(BadRequestError, match="'rain', which is not among the tools: weather"):
+            await chat.create(model="toy", messages=[USER], tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "rain"}})
+        with pytest.raises(BadRequestError, match="there are no tools"):
+            await chat.create(model="toy", messages=[USER], tool_choice="required")
+    assert [one and one.origin for one in asked] == ["tool_choice", "tool_choice", "tools", None, None]
+    assert all(one.thinking.opens == ("<think>",) for one in asked[:3])
 
 
 async def test_a_call_and_its_result_go_back_into_the_prompt() -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pagoda.serving.api.openai.messages import chat_prompt
 from pagoda.serving.api.openai.protocol import ChatRequest
 from pagoda.serving.api.openai.sampling import chat_settings, engine_request
-from pagoda.serving.api.openai.structured import structured_output
-from pagoda.serving.api.openai.tools import offered_tools
+from pagoda.serving.api.openai.tools import chat_structure, offered_tools
 from pagoda.serving.api.service import Service
 from pagoda.serving.engine.messages import EngineRequest
+from pagoda.serving.engine.structured import StructuredOutputsParams
 from pagoda.serving.frontend.parsers.answers import AnswerFormat
 from pagoda.serving.frontend.parsers.events import Context
 
@@ -20,27 +20,30 @@ PROMPT_END = 32
 
 @dataclass(frozen=True)
 class Question:
-    """A conversation as token ids, and how its answer is read: the parsers, and what they may know of the request."""
+    """A conversation as token ids, how its answer is read (the parsers, and what they may know of the request), and what it must look like."""
 
     prompt: list[int]
     answers: AnswerFormat
     context: Context
+    structure: StructuredOutputsParams | None = None
 
 
 async def question(service: Service, body: ChatRequest) -> Question:
     """Raises `RequestError` for tools, formats and messages that cannot be served."""
-    # what follows a grammar from its first token on holds neither reasoning nor calls
-    answers = AnswerFormat() if structured_output(body) else service.text.answers
+    answers = service.text.answers
     schemas = offered_tools(body, answers)
     variables = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     prompt = await chat_prompt(service, body, extra=variables, documents=body.documents, tools=body.tools if schemas else None)
-    return Question(prompt, answers, Context(schemas, _prompt_end(service, prompt)))
+    end = _prompt_end(service, prompt)
+    structure = chat_structure(body, schemas, answers, service.text.tokenizer, end)
+    return Question(prompt, answers, Context(schemas, end), structure)
 
 
 def chat_engine_request(service: Service, body: ChatRequest, asked: Question, reply_id: str) -> EngineRequest:
     """The checked request for the engine. Raises `RequestError` for what can never be answered."""
-    marks = asked.answers.marks(bool(asked.context.tools))
-    return engine_request(service, body, {**_special(service, marks), **chat_settings(body)}, asked.prompt, reply_id)
+    special = _special(service, asked.answers.marks(bool(asked.context.tools)))
+    settings = {**special, **chat_settings(body), "structured_outputs": asked.structure}
+    return engine_request(service, body, settings, asked.prompt, reply_id)
 
 
 def _special(service: Service, marks: tuple[str, ...]) -> dict[str, bool]:

@@ -57,13 +57,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     cache_salt: Name | None = None
     echo: bool | None = False
     vllm_xargs: dict[str, Any] | None = None
-    # declared so that they are refused by name instead of being ignored: `unsupported.py`
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    # declared so that they are refused by name instead of being ignored: `unsupported.py`
     repetition_detection: Any = None
     thinking_token_budget: Any = None
     watermarking: Any = None

@@ -49,7 +49,7 @@ def given_settings(request: GenerationRequest) -> dict[str, Any]:
     if request.allowed_token_ids == []:
         raise RequestError("allowed_token_ids is empty: nothing could be said; list ids, or leave it out", param="allowed_token_ids")
     if (structured := structured_output(request)) is not None:
-        out["structured"] = structured
+        out["structured_outputs"] = structured
     if request.vllm_xargs:
         out["extra"] = request.vllm_xargs
     return out

@@ -18,11 +18,6 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 REFUSED = (
     "functions",
     "function_call",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
     "repetition_detection",
     "thinking_token_budget",
     "watermarking",
@@ -53,7 +48,7 @@ def refuse_unsupported(request: Any) -> None:
     """Raises `RequestError` naming the first field that is set to something without which the answer would be another."""
     for name in REFUSED:
         value = getattr(request, name, None)
-        if value is None or (value in ([], {}) and name != "guided_json") or value in _HARMLESS.get(name, ()):
+        if value is None or (value in ([], {})) or value in _HARMLESS.get(name, ()):
             continue
         raise RequestError(f"{name} is not supported by this server yet; leave it out", param=name, code="unsupported_parameter")
     if getattr(request, "store", False):

@@ -63,6 +63,32 @@ def new_call_id() -> str:
 
 
 @dataclass(frozen=True)
+class CallShape:
+    """How calls are written, for a grammar of them.
+
+    Attributes:
+        open: what each call begins with, the same for all tools. head: what comes between it and the arguments; NAME stands for the tool's.
+        close: what ends a call. before, between, after: around and between calls.
+        trigger: what in a text says that calls begin; empty where only a whole answer is calls.
+        marks: texts in these that may be special tokens.
+        bare_name: the name is no JSON text. style: how arguments are written, xgrammar's word.
+        needs: a special token that the vocabulary of models has which write like this.
+    """
+
+    open: str
+    head: str
+    close: str
+    before: str = ""
+    between: str = ""
+    after: str = ""
+    trigger: str = ""
+    marks: tuple[str, ...] = ()
+    bare_name: bool = False
+    style: str = "json"
+    needs: str = ""
+
+
+@dataclass(frozen=True)
 class Family:
     """A way in which models write reasoning or tool calls.
 
@@ -72,6 +98,8 @@ class Family:
         signs: texts of which a chat template of this family holds one; marks: texts that the parser must see, which a
             tokenizer may have as special tokens.
         call_id: a new id for a tool call, of the form that the family's templates take.
+        shapes: for a grammar of calls; the first that suits the vocabulary counts, and without any no call can be forced.
+        opens, closes: around reasoning.
     """
 
     kind: Literal["tools", "reasoning"]
@@ -80,3 +108,6 @@ class Family:
     signs: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     call_id: Callable[[], str] = new_call_id
+    shapes: tuple[CallShape, ...] = ()
+    opens: tuple[str, ...] = ()
+    closes: tuple[str, ...] = ()

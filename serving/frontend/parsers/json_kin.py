@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import json
 
-from pagoda.serving.frontend.parsers.events import Content, Family
+from pagoda.serving.frontend.parsers.events import CallShape, Content, Family
 from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
 from pagoda.serving.frontend.parsers.json_calls import marked, parsed, read_value
 from pagoda.serving.frontend.parsers.llama import bare
 from pagoda.serving.frontend.parsers.thinking import thinking
 
 
-def _family(names: tuple[str, ...], starts: tuple[str, ...], end: str) -> Family:
-    return Family("tools", names, scripted(marked(starts, (end,))), signs=starts[:1], marks=(*starts, end))
+def _family(names: tuple[str, ...], starts: tuple[str, ...], end: str, shapes: tuple[CallShape, ...] = ()) -> Family:
+    return Family("tools", names, scripted(marked(starts, (end,))), signs=starts[:1], marks=(*starts, end), shapes=shapes)
+
+
+def _shapes(start: str, end: str, listed: bool) -> tuple[CallShape, ...]:
+    """One call between two marks, or a list of them."""
+    if listed:
+        around = {"before": f"{start}[", "between": ", ", "after": f"]{end}", "trigger": start, "marks": (start, end)}
+        return (CallShape('{"name": "', 'NAME", "arguments": ', "}", **around),)
+    return (CallShape(f'{start}{{"name": "', 'NAME", "arguments": ', f"}}{end}", between="\n", trigger=start, marks=(start, end)),)
 
 
 COHERE = _family(("cohere_command3", "cohere_command4"), ("<|START_ACTION|>",), "<|END_ACTION|>")
 INTERNLM = _family(("internlm",), ("<|action_start|>", "<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), "<|action_end|>")
-LONGCAT = _family(("longcat",), ("<longcat_tool_call>",), "</longcat_tool_call>")
-NEMOTRON = _family(("nemotron_nano",), ("<TOOLCALL>",), "</TOOLCALL>")
-JAMBA = _family(("jamba", "hunyuan_a13b"), ("<tool_calls>",), "</tool_calls>")
+LONGCAT = _family(
+    ("longcat",), ("<longcat_tool_call>",), "</longcat_tool_call>", _shapes("<longcat_tool_call>", "</longcat_tool_call>", False)
+)
+NEMOTRON = _family(("nemotron_nano",), ("<TOOLCALL>",), "</TOOLCALL>", _shapes("<TOOLCALL>", "</TOOLCALL>", True))
+JAMBA = _family(("jamba", "hunyuan_a13b"), ("<tool_calls>",), "</tool_calls>", _shapes("<tool_calls>", "</tool_calls>", True))
 
 
 def _xlam(flow: Flow) -> Script[None]:
@@ -54,7 +64,7 @@ APERTUS = Family("tools", ("apertus",), scripted(_apertus), signs=(PREFIX,), mar
 def _thinking(name: str, marks: tuple[str, str], answer: tuple[str, str] | None = None) -> Family:
     script = thinking(marks[:1], marks[1:], answer)
     signs = (answer or marks)[:1]
-    return Family("reasoning", (name,), scripted(script), signs=signs, marks=(*marks, *(answer or ())))
+    return Family("reasoning", (name,), scripted(script), signs=signs, marks=(*marks, *(answer or ())), opens=marks[:1], closes=marks[1:])
 
 
 COHERE_REASONING = _thinking("cohere_command3", ("<|START_THINKING|>", "<|END_THINKING|>"), ("<|START_RESPONSE|>", "<|END_RESPONSE|>"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagoda.serving.frontend.parsers.events import Family
+from pagoda.serving.frontend.parsers.events import CallShape, Family
 from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
 from pagoda.serving.frontend.parsers.json_calls import marked, read_calls
 
@@ -29,5 +29,7 @@ LLAMA3 = Family(
     scripted(_llama3),
     signs=SIGNS,
     marks=(TAG, START, END),
+    shapes=(CallShape('{"name": "', 'NAME", "parameters": ', "}", between="; "),),
 )
-JSON = Family("tools", ("json",), scripted(bare))
+_PLAIN = CallShape('{"name": "', 'NAME", "arguments": ', "}", between="\n")
+JSON = Family("tools", ("json",), scripted(bare), shapes=(_PLAIN,))

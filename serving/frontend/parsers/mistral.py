@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 
-from pagoda.serving.frontend.parsers.events import Content, Family
+from pagoda.serving.frontend.parsers.events import CallShape, Content, Family
 from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
 from pagoda.serving.frontend.parsers.json_calls import read_arguments, read_calls
 from pagoda.serving.frontend.parsers.thinking import thinking
@@ -41,7 +41,18 @@ def _call_id() -> str:
     return uuid.uuid4().hex[:9]
 
 
-MISTRAL = Family("tools", ("mistral",), scripted(_calls), (START,), (START, CALL_ID, ARGS), call_id=_call_id)
+_MARKS = (START, CALL_ID, ARGS)
+_NAMED = CallShape(START, f"NAME{ARGS}", "", trigger=START, marks=_MARKS, bare_name=True, needs=ARGS)
+_LISTED = CallShape('{"name": "', 'NAME", "arguments": ', "}", f"{START}[", ", ", "]", trigger=START, marks=_MARKS)
+MISTRAL = Family("tools", ("mistral",), scripted(_calls), (START,), _MARKS, call_id=_call_id, shapes=(_NAMED, _LISTED))
 
 THINK, UNTHINK = "[THINK]", "[/THINK]"
-MISTRAL_REASONING = Family("reasoning", ("mistral",), scripted(thinking((THINK,), (UNTHINK,))), signs=(THINK,), marks=(THINK, UNTHINK))
+MISTRAL_REASONING = Family(
+    "reasoning",
+    ("mistral",),
+    scripted(thinking((THINK,), (UNTHINK,))),
+    signs=(THINK,),
+    marks=(THINK, UNTHINK),
+    opens=(THINK,),
+    closes=(UNTHINK,),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pagoda.serving.frontend.parsers.events import Content, Family
+from pagoda.serving.frontend.parsers.events import CallShape, Content, Family
 from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
 from pagoda.serving.frontend.parsers.json_calls import read_arguments
 
@@ -70,18 +70,22 @@ def _kimi_name(header: str) -> str:
     return kind.strip().removeprefix("functions.").rpartition(":")[0] if separator else ""
 
 
-def _family(names: tuple[str, ...], marks: Sections, separator: str) -> Family:
+def _family(names: tuple[str, ...], marks: Sections, separator: str, head: str) -> Family:
     every = (marks.calls, marks.calls_end, marks.call, marks.call_end, separator)
-    return Family("tools", names, scripted(sectioned(marks)), signs=(marks.calls, marks.call), marks=every)
+    around = {"before": marks.calls, "after": marks.calls_end, "trigger": marks.calls}
+    shape = CallShape(marks.call, head + separator, marks.call_end, marks=every, bare_name=True, **around)
+    return Family("tools", names, scripted(sectioned(marks)), signs=(marks.calls, marks.call), marks=every, shapes=(shape,))
 
 
 DEEPSEEK = _family(
     ("deepseek_v3", "deepseek_v31"),
     Sections("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek_name),
     SEPARATOR,
+    "NAME",
 )
 KIMI = _family(
     ("kimi_k2",),
     Sections("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>", _kimi_name),
     ARGUMENTS,
+    "functions.NAME:0",
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pagoda.serving.frontend.parsers.events import Content, Family
+from pagoda.serving.frontend.parsers.events import CallShape, Content, Family
 from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
 
 
@@ -95,19 +95,28 @@ def from_text(text: str) -> Any:
     return text
 
 
-def _family(names: tuple[str, ...], tags: Tags, signs: tuple[str, ...]) -> Family:
-    return Family("tools", names, scripted(tagged(tags)), signs=signs, marks=(*tags.starts, *tags.ends))
+def _family(names: tuple[str, ...], tags: Tags, signs: tuple[str, ...], shapes: tuple[CallShape, ...] = ()) -> Family:
+    return Family("tools", names, scripted(tagged(tags)), signs=signs, marks=(*tags.starts, *tags.ends), shapes=shapes)
+
+
+def _shape(start: str, end: str) -> CallShape:
+    """Of those that spell it as Qwen's coders do."""
+    close = f"\n</function>\n{end}"
+    marks = (start, end)
+    return CallShape(f"{start}\n<function=", "NAME>\n", close, between="\n", trigger=start, marks=marks, bare_name=True, style="qwen_xml")
 
 
 QWEN_CODER = _family(
     ("qwen3_coder", "qwen3_xml", "nemotron_v3", "step3p5"),
     Tags(("<tool_call>",), "<function=", "</function>", "<parameter=", "</parameter>", ("</tool_call>",)),
     ("<function=",),
+    (_shape("<tool_call>", "</tool_call>"),),
 )
 SEED = _family(
     ("seed_oss",),
     Tags(("<seed:tool_call>",), "<function=", "</function>", "<parameter=", "</parameter>", ("</seed:tool_call>",)),
     ("<seed:tool_call>",),
+    (_shape("<seed:tool_call>", "</seed:tool_call>"),),
 )
 MINIMAX = _family(
     ("minimax_m2",),

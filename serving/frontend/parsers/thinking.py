@@ -40,4 +40,6 @@ THINK = Family(
     scripted(thinking((OPEN,), (CLOSE,))),
     signs=(OPEN, CLOSE),
     marks=(OPEN, CLOSE),
+    opens=(OPEN,),
+    closes=(CLOSE,),
 )

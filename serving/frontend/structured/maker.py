@@ -1,0 +1,157 @@
+"""The compiler of grammars: one interface over both libraries, which picks one by what it keeps to, and keeps what it compiled."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from threading import Lock, RLock
+from typing import Any, NamedTuple
+
+from pagoda.hal.errors import RequestError
+from pagoda.serving.engine.grammar import Grammar
+from pagoda.serving.engine.structured import StructuredOutputsConfig, StructuredOutputsParams
+from pagoda.serving.frontend.structured.compile_child import CompileChild
+from pagoda.serving.frontend.structured.guidance_backend import Guidance, choice_lark, with_options
+from pagoda.serving.frontend.structured.reasoning import AfterThinking
+from pagoda.serving.frontend.structured.schema import beyond_xgrammar, prepared, read_schema
+from pagoda.serving.frontend.structured.tags import read_tag, tag_beyond_guidance, tag_beyond_xgrammar, tag_lark, tag_with_schemas
+from pagoda.serving.frontend.structured.vocabulary import Vocabulary, vocabulary_of
+from pagoda.serving.frontend.structured.xgrammar_backend import choice_grammar, load, token_info
+from pagoda.serving.frontend.text import Tokenizer
+
+CACHED = 256
+"""Compiled grammars that are kept, the least recently used ones go first."""
+
+
+class Way(NamedTuple):
+    """One backend's way to a grammar: what it gets, or why it cannot."""
+
+    kind: str
+    source: str
+    lack: str | None = None
+
+
+class GrammarMaker:
+    """Implements `grammar.Compiler`; thread-safe."""
+
+    def __init__(self, config: StructuredOutputsConfig, tokenizer: Callable[[], Tokenizer], vocab: int) -> None:
+        self._made: dict[str, Any] = {}
+        self._config, self._load, self._vocab = config, tokenizer, vocab
+        self._cache: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
+        self._lock, self._making = Lock(), RLock()
+
+    def __call__(self, asked: StructuredOutputsParams) -> Grammar:
+        key = replace(asked, thinking=None, origin="")
+        with self._lock:
+            grammar = self._cache.get(key)
+        if grammar is None:
+            grammar = self._compile(asked)
+        with self._lock:
+            self._cache[key] = grammar
+            self._cache.move_to_end(key)
+            while len(self._cache) > CACHED:
+                self._cache.popitem(last=False)
+        if asked.thinking is None or self._config.enable_in_reasoning:
+            return grammar
+        return partial(AfterThinking, grammar, asked.thinking, self._vocabulary)
+
+    def _compile(self, asked: StructuredOutputsParams) -> Grammar:
+        """By the backend that was asked for, or the first one that keeps to all of it."""
+        ways = self._ways(asked)
+        for name, way in ways.items():
+            if way.lack is None:
+                return self._by(name, way, asked)
+        why = "; ".join(f"{name} does not keep to {way.lack}" for name, way in ways.items())
+        raise RequestError(f"{asked.kind} cannot be followed: {why}", param=asked.origin)
+
+    def _ways(self, asked: StructuredOutputsParams) -> dict[str, Way]:
+        """The backends that may be used here, the faster one first."""
+        both: dict[str, Callable[[StructuredOutputsParams], Way]] = {"xgrammar": self._xgrammar, "guidance": self._guidance}
+        packages = {"xgrammar": "xgrammar", "guidance": "llguidance"}
+        wanted = [name for name in both if self._config.backend in ("auto", name)]
+        usable = [name for name in wanted if find_spec(packages[name]) is not None]
+        if not usable:
+            raise RequestError(
+                f'this server lacks the package {packages[wanted[0]]}: pip install "pagoda-llm[structured]"', param=asked.origin
+            )
+        return {name: both[name](asked) for name in usable}
+
+    def _xgrammar(self, asked: StructuredOutputsParams) -> Way:
+        if asked.kind == "choice":
+            return Way("grammar", choice_grammar(asked.choice or ()))
+        if asked.kind == "structural_tag":
+            tag = self._tag(asked)
+            return Way("structural_tag", json.dumps(tag), tag_beyond_xgrammar(tag))
+        if asked.kind == "grammar":
+            return Way("grammar", asked.grammar or "", "a Lark grammar" if _is_lark(asked.grammar or "") else None)
+        if asked.kind == "regex":
+            return Way("regex", asked.regex or "")
+        schema = self._schema(asked)
+        lack = beyond_xgrammar(schema) if asked.kind == "json" else None
+        lack = "whitespace_pattern" if asked.whitespace_pattern is not None else lack
+        return Way("json", json.dumps(schema), lack)
+
+    def _guidance(self, asked: StructuredOutputsParams) -> Way:
+        if asked.kind == "choice":
+            return Way("lark", choice_lark(asked.choice or ()))
+        if asked.kind == "structural_tag":
+            tag = self._tag(asked)
+            lack = tag_beyond_guidance(tag)
+            return Way("lark", "" if lack else tag_lark(tag, self._blanks(asked)), lack)
+        if asked.kind == "grammar":
+            return Way("lark", self._guide.as_lark(asked.grammar or "", asked.origin))
+        if asked.kind == "regex":
+            return Way("regex", asked.regex or "")
+        return Way("json", json.dumps(with_options(self._schema(asked), self._blanks(asked), asked.whitespace_pattern)))
+
+    def _schema(self, asked: StructuredOutputsParams) -> dict[str, object] | bool:
+        if asked.kind == "json_object":
+            return {"type": "object"}
+        return prepared(read_schema(asked.json if isinstance(asked.json, str) else "", asked.origin), self._closed(asked))
+
+    def _tag(self, asked: StructuredOutputsParams) -> dict[str, object]:
+        source = asked.structural_tag if isinstance(asked.structural_tag, str) else ""
+        return tag_with_schemas(read_tag(source, asked.origin), self._closed(asked))
+
+    def _closed(self, asked: StructuredOutputsParams) -> bool | None:
+        return True if self._config.disable_additional_properties else asked.disable_additional_properties
+
+    def _blanks(self, asked: StructuredOutputsParams) -> bool:
+        return not (asked.disable_any_whitespace or self._config.disable_any_whitespace)
+
+    def _by(self, name: str, way: Way, asked: StructuredOutputsParams) -> Grammar:
+        if name == "guidance":
+            return self._guide.compile(way.kind, way.source, asked.origin)
+        return load(self._child.compile(way.kind, way.source, self._blanks(asked), asked.origin), self._info)
+
+    @property
+    def _vocabulary(self) -> Vocabulary:
+        return self._once("vocabulary", lambda: vocabulary_of(self._load(), self._vocab))
+
+    @property
+    def _guide(self) -> Guidance:
+        return self._once("guide", lambda: Guidance(self._vocabulary))
+
+    @property
+    def _child(self) -> CompileChild:
+        return self._once("child", lambda: CompileChild(self._vocabulary))
+
+    @property
+    def _info(self) -> Any:
+        return self._once("info", lambda: token_info(self._vocabulary.texts, self._vocabulary.stops))
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What is made when first needed, by whichever thread comes first."""
+        with self._making:
+            if name not in self._made:
+                self._made[name] = make()
+            return self._made[name]
+
+
+def _is_lark(grammar: str) -> bool:
+    """EBNF defines its rules with `::=`."""
+    return "::=" not in grammar

@@ -1,0 +1,117 @@
+"""What an answer may look like when tools are offered: a structural tag in the shape that the model's family writes calls in."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pagoda.serving.frontend.parsers.events import CallShape
+from pagoda.serving.frontend.text import Tokenizer
+
+Format = dict[str, Any]
+ANY = {"type": "object"}
+
+
+class OfferedTool(NamedTuple):
+    """A tool as the grammar sees it: `schema` of its arguments; None where they may be any object."""
+
+    name: str
+    schema: Mapping[str, Any] | None
+
+
+def calls_tag(
+    shape: CallShape, tools: Sequence[OfferedTool], tokenizer: Tokenizer, *, forced: bool, parallel: bool, content: Format | None
+) -> str:
+    """The structural tag's text.
+
+    Args:
+        shape: how calls are written. tools: those that may be called.
+        forced: the answer is calls. parallel: several of them.
+        content: what the answer may be instead of calls, where that is not any text.
+    """
+    writer = _Calls(shape, tokenizer)
+    calls = writer.calls(tools, parallel)
+    if forced:
+        made = calls
+    elif content is not None:
+        made = {"type": "or", "elements": [calls, content]}
+    else:
+        made = writer.within_text(tools, parallel)
+    return json.dumps({"type": "structural_tag", "format": made})
+
+
+class _Calls:
+    def __init__(self, shape: CallShape, tokenizer: Tokenizer) -> None:
+        self._shape = shape
+        self._marks = {mark: token for mark in shape.marks if (token := _special(mark, tokenizer)) is not None}
+
+    def calls(self, tools: Sequence[OfferedTool], parallel: bool) -> Format:
+        shape = self._shape
+        one = _in_a_row([*self._pieces(shape.open), _any_of([self._call(tool) for tool in tools]), *self._pieces(shape.close)])
+        between = self._pieces(shape.between)
+        more = [{"type": "star", "content": _in_a_row([*between, one])}] if parallel else []
+        return _in_a_row([*self._pieces(shape.before), one, *more, *self._pieces(shape.after)])
+
+    def within_text(self, tools: Sequence[OfferedTool], parallel: bool) -> Format:
+        """Any text, and calls where a mark begins them; without a mark, calls alone or a text that does not begin as they do."""
+        trigger, listed = self._shape.trigger, bool(self._shape.after)
+        calls = self.calls(tools, parallel and listed)  # what has no end of its own comes call by call
+        if not trigger:
+            calls = self.calls(tools, parallel)
+            return {"type": "or", "elements": [calls, {"type": "regex", "pattern": r"([^{\[\s](.|\n)*)?"}]}
+        first, *rest = calls["elements"]
+        if trigger in self._marks:
+            begin: str | Format = first
+            kind, triggers = "token_triggered_tags", {"trigger_tokens": [self._marks[trigger]]}
+        else:
+            head, begin = first, trigger
+            if left := head["value"][len(trigger) :]:
+                rest = [_text(left), *rest]
+            kind, triggers = "triggered_tags", {"triggers": [trigger]}
+        end: str | Format = ""
+        if rest[-1]["type"] in ("const_string", "token"):
+            last = rest.pop()
+            end = last["value"] if last["type"] == "const_string" else last
+        tag = {"type": "tag", "begin": begin, "content": _in_a_row(rest), "end": end}
+        return {"type": kind, **triggers, "tags": [tag], "at_least_one": False, "stop_after_first": listed or not parallel}
+
+    def _call(self, tool: OfferedTool) -> Format:
+        name = tool.name if self._shape.bare_name else json.dumps(tool.name, ensure_ascii=False)[1:-1]
+        schema = {"type": "json_schema", "json_schema": dict(ANY if tool.schema is None else tool.schema)}
+        if self._shape.style != "json":
+            schema["style"] = self._shape.style
+        return _in_a_row([*self._pieces(self._shape.head.replace("NAME", name)), schema])
+
+    def _pieces(self, text: str) -> list[Format]:
+        """A text whose marks are special tokens in it."""
+        if not self._marks:
+            return [_text(text)] if text else []
+        parts = re.split("(" + "|".join(map(re.escape, self._marks)) + ")", text)
+        return [{"type": "token", "token": self._marks[part]} if part in self._marks else _text(part) for part in parts if part]
+
+
+def _text(value: str) -> Format:
+    return {"type": "const_string", "value": value}
+
+
+def _in_a_row(elements: list[Format]) -> Format:
+    """A sequence; sequences in it and texts in a row become one."""
+    out: list[Format] = []
+    for one in elements:
+        for part in one["elements"] if one["type"] == "sequence" else [one]:
+            if out and out[-1]["type"] == part["type"] == "const_string":
+                out[-1] = _text(out[-1]["value"] + part["value"])
+            else:
+                out.append(part)
+    return {"type": "sequence", "elements": out}
+
+
+def _any_of(elements: list[Format]) -> Format:
+    return elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}
+
+
+def _special(mark: str, tokenizer: Tokenizer) -> int | None:
+    ids = tokenizer.encode(mark, add_special_tokens=False)
+    return ids[0] if len(ids) == 1 and ids[0] in tokenizer.special_ids else None

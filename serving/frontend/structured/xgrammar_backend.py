@@ -1,0 +1,79 @@
+"""Grammars of xgrammar: compiled in a process of their own (`compile_child.py`), followed here."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from pagoda.serving.engine.grammar import Grammar
+from pagoda.serving.engine.plan import IntArray
+
+MAX_BLANKS = 20
+"""Blanks between two parts of a JSON answer: enough to indent by, too few for a model to wander off in."""
+
+
+def token_info(texts: list[bytes], stops: list[int]) -> Any:
+    """xgrammar's view of a `Vocabulary`."""
+    xgrammar = import_module("xgrammar")
+    return xgrammar.TokenizerInfo(texts, xgrammar.VocabType.RAW, vocab_size=len(texts), stop_token_ids=stops)
+
+
+def compile_source(compiler: Any, kind: str, source: str, blanks: bool) -> str:
+    """The compiled grammar, serialized. `blanks`: JSON may have more than `json.dumps` writes."""
+    if kind == "json":
+        options = {"any_whitespace": True, "max_whitespace_cnt": MAX_BLANKS} if blanks else {"any_whitespace": False}
+        compiled = compiler.compile_json_schema(source, strict_mode=False, **options)
+    elif kind == "structural_tag":
+        compiled = compiler.compile_structural_tag(source)
+    else:
+        compiled = {"regex": compiler.compile_regex, "grammar": compiler.compile_grammar}[kind](source)
+    return str(compiled.serialize_json())
+
+
+def load(serialized: str, info: Any) -> Grammar:
+    """A grammar from what `compile_source` gave."""
+    return partial(XMatcher, import_module("xgrammar").CompiledGrammar.deserialize_json(serialized, info))
+
+
+def choice_grammar(texts: tuple[str, ...]) -> str:
+    """In EBNF."""
+    return "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+
+
+class XMatcher:
+    """Implements `grammar.Matcher`."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._matcher = import_module("xgrammar").GrammarMatcher(compiled)
+        self._stops = [int(i) for i in self._matcher.stop_token_ids]
+        self._guessed: list[bool] = []
+
+    def accept(self, tokens: list[int]) -> None:
+        for token in tokens:
+            if not self._matcher.is_terminated():
+                self._matcher.accept_token(token)
+
+    def advance(self, token: int) -> bool:
+        ended = self._matcher.is_terminated()
+        allowed = token in self._stops if ended else self._matcher.accept_token(token)
+        if allowed:
+            self._guessed.append(not ended)
+        return bool(allowed)
+
+    def go_back(self) -> None:
+        if self._guessed.pop():
+            self._matcher.rollback(1)
+
+    def fill(self, row: IntArray) -> None:
+        if not self._matcher.is_terminated():
+            self._matcher.fill_next_token_bitmask(row.reshape(1, -1))
+            return
+        allow(row, self._stops)
+
+
+def allow(row: IntArray, tokens: list[int]) -> None:
+    """Set these tokens' bits."""
+    for token in tokens:
+        row.view("uint32")[token // 32] |= 1 << token % 32

@@ -1,0 +1,207 @@
+"""Grammars of every kind by both libraries: what they take and refuse, which library is picked, and errors that name the feature."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from grammar_walk import accepts, maker, sample_tokenizer, walk
+from pagoda.hal.errors import ConfigError, RequestError
+from pagoda.serving.engine.config import EngineConfig
+from pagoda.serving.engine.structured import StructuredOutputsParams, Thinking
+from pagoda.serving.frontend.structured import compile_child
+from pagoda.serving.frontend.structured.guidance_backend import GuidanceMatcher
+from pagoda.serving.frontend.structured.maker import GrammarMaker
+from pagoda.serving.frontend.structured.xgrammar_backend import XMatcher
+from pagoda.serving.frontend.text import Tokenizer
+
+ITEM = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}
+TAG = {
+    "type": "structural_tag",
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<f="],
+        "tags": [
+            {"type": "tag", "begin": "<f=x>", "content": {"type": "json_schema", "json_schema": ITEM}, "end": "</f>"},
+            {"type": "tag", "begin": "<f=y>", "content": {"type": "any_text"}, "end": "</f>"},
+        ],
+    },
+}
+OLD_TAG = {"structures": [{"begin": "<f=x>", "schema": ITEM, "end": "</f>"}], "triggers": ["<f="]}
+CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "schema": ({"json": ITEM}, ['{"a":1}', '{"a": 1, "b": "x\\t"}', '{\n  "a": 1}'], ["{}", '{"a":"x"}', '{"a":1,"c":2}', '{"a":1}x']),
+    "schema as a text": ({"json": json.dumps(ITEM)}, ['{"a":1}'], ["{}"]),
+    "no blanks": ({"json": ITEM, "disable_any_whitespace": True}, ['{"a": 1, "b": "x"}'], ['{"a":1}', '{ "a": 1}']),
+    "any JSON object": ({"json_object": True}, ["{}", '{"a":[1,null]}'], ["[1]", "3"]),
+    "regex": ({"regex": r"[a-z]+\t\d{2}"}, ["abc\t12"], ["abc\t1", "ABC\t12"]),
+    "choice": ({"choice": ["yes", "no way", 'q"\n\\']}, ["yes", "no way", 'q"\n\\'], ["no", "yesno"]),
+    "ebnf": ({"grammar": 'root ::= "a" b+\nb ::= [0-9] | "x"\n'}, ["a1x"], ["a", "b1"]),
+    "tag": ({"structural_tag": TAG}, ["hello", 'hi <f=x>{"a":1}</f> and <f=y>any </thing></f> more'], ['<f=x>{"b":1}</f>', "<f=z>"]),
+    "older tag": ({"structural_tag": OLD_TAG}, ["hello", 'hi <f=x>{"a":1}</f> and'], ['<f=x>{"b":1}</f>', "<f=z>"]),
+}
+GUIDANCE_ALONE: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "lark": ({"grammar": 'start: "a" B+\nB: /[0-9]/ | "x"\n'}, ["a1x"], ["a", "b1"]),
+    "length": ({"json": {"type": "string", "maxLength": 3}}, ['"abc"', '"a\\t"'], ['"abcd"', '"a\t"']),
+    "open": (
+        {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}, "disable_additional_properties": False},
+        ['{"b":[1]}', '{"a":1}'],
+        ['{"a":"x"}'],
+    ),
+    "put together": ({"json": {"allOf": [{"minimum": 3}, {"maximum": 7}], "type": "integer"}}, ["5"], ["8"]),
+    "blanks by pattern": ({"json": ITEM, "whitespace_pattern": "_?"}, ['{_"a":_1}'], ['{ "a":1}']),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return sample_tokenizer(tmp_path_factory.mktemp("words"))
+
+
+@pytest.fixture(scope="module")
+def makers(tokenizer: Tokenizer) -> dict[str, GrammarMaker]:
+    return {backend: maker(tokenizer, backend) for backend in ("auto", "xgrammar", "guidance")}
+
+
+@pytest.mark.parametrize("backend", ["auto", "xgrammar", "guidance"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_kind(backend: str, case: str, makers: dict[str, GrammarMaker], tokenizer: Tokenizer) -> None:
+    asked, right, wrong = CASES[case]
+    grammar = makers[backend](StructuredOutputsParams(**asked))
+    assert isinstance(grammar(), XMatcher if backend != "guidance" else GuidanceMatcher)
+    assert [text for text in right if not accepts(grammar, tokenizer, text)] == []
+    assert [text for text in wrong if accepts(grammar, tokenizer, text)] == []
+
+
+@pytest.mark.parametrize("case", GUIDANCE_ALONE)
+def test_what_xgrammar_would_not_keep_to_goes_to_the_other(case: str, makers: dict[str, GrammarMaker], tokenizer: Tokenizer) -> None:
+    asked, right, wrong = GUIDANCE_ALONE[case]
+    grammar = makers["auto"](StructuredOutputsParams(**asked))
+    assert isinstance(grammar(), GuidanceMatcher)
+    assert [text for text in right if not accepts(grammar, tokenizer, text)] == []
+    assert [text for text in wrong if accepts(grammar, tokenizer, text)] == []
+    with pytest.raises(RequestError, match="xgrammar does not keep to"):
+        makers["xgrammar"](StructuredOutputsParams(**asked))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"json": {"type": "array", "uniqueItems": True}}, '"uniqueItems"'),
+        ({"json": {"type": "object", "dependentRequired": {"a": ["b"]}}}, '"dependentRequired"'),
+        ({"json": {"not": {"type": "string"}}}, '"not"'),
+        ({"json": {"if": {"type": "string"}, "then": {"maxLength": 3}}}, '"if", "then"'),
+        ({"json": {"type": "string", "format": "nonsense"}}, "Unknown format: nonsense"),
+        ({"json": {"type": "nonsense"}}, "nonsense"),
+        ({"json": "{"}, "no JSON"),
+        ({"json": "3"}, "object, true or false"),
+        ({"regex": "(a"}, "not closed"),
+        ({"grammar": "root ::= ("}, "Expected"),
+        ({"structural_tag": {"format": {"type": "foo"}}}, "foo"),
+        ({"structural_tag": "[]"}, "an object with"),
+        ({"json": "[" * 300 + "]" * 300}, "deep|object, true"),
+    ],
+)
+def test_what_cannot_be_followed_is_named(asked: dict[str, Any], message: str, makers: dict[str, GrammarMaker]) -> None:
+    with pytest.raises(RequestError, match=message) as told:
+        makers["auto"](StructuredOutputsParams(**asked, origin="response_format"))
+    assert told.value.param == "response_format"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({}, "exactly one of"),
+        ({"json": {}, "regex": "a"}, "found json, regex"),
+        ({"choice": []}, "none of them empty|list of texts"),
+        ({"regex": 3}, "must be a text"),
+        ({"regex": "a" * 300_000}, "300000 characters"),
+    ],
+)
+def test_what_is_no_request(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        StructuredOutputsParams.of(asked)
+
+
+def test_the_engines_configuration_is_checked() -> None:
+    assert EngineConfig(structured_outputs_config={"backend": "guidance"}).structured.backend == "guidance"
+    for given in ({"backend": "outlines"}, {"back": "auto"}, {"disable_any_whitespace": 1}):
+        with pytest.raises(ConfigError, match="structured_outputs_config"):
+            EngineConfig(structured_outputs_config=given)
+
+
+def test_a_grammar_that_takes_too_long_is_given_up_and_others_go_on(
+    makers: dict[str, GrammarMaker], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = maker(tokenizer, "xgrammar")
+    assert accepts(made(StructuredOutputsParams(regex="ab?")), tokenizer, "ab")
+    monkeypatch.setattr(compile_child, "COMPILE_SECONDS", 0.2)
+    hostile = "|".join(f"([a-z]{{1,{900 + i}}}[0-9a-f]{{1,{900 + i}}})*" for i in range(60))
+    began = time.monotonic()
+    with pytest.raises(RequestError, match="make it simpler"):
+        made(StructuredOutputsParams(regex=hostile))
+    assert time.monotonic() - began < 60
+    assert accepts(made(StructuredOutputsParams(regex="ab?")), tokenizer, "a")
+    monkeypatch.setattr(compile_child, "COMPILE_SECONDS", 60.0)
+    assert accepts(made(StructuredOutputsParams(regex="a[bc]")), tokenizer, "ac")
+
+
+def test_the_same_grammar_is_compiled_once(makers: dict[str, GrammarMaker]) -> None:
+    asked = [StructuredOutputsParams(regex="once", origin=origin) for origin in ("structured_outputs", "guided_regex")]
+    assert makers["auto"](asked[0]) is makers["auto"](asked[1])
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_reasoning_comes_before_the_grammar(begun: bool, makers: dict[str, GrammarMaker], tmp_path: Path) -> None:
+    tokenizer = sample_tokenizer(tmp_path, ("<think>", "</think>"))
+    thinking = Thinking(("<think>",), ("</think>",), begun)
+    grammar = maker(tokenizer)(StructuredOutputsParams(choice=["yes", "no"], thinking=thinking))
+    opened = "" if begun else "<think>"
+    assert accepts(grammar, tokenizer, f"{opened}no? {{ maybe</think>yes")
+    assert not accepts(grammar, tokenizer, f"{opened}no?</think>maybe")
+    assert not accepts(grammar, tokenizer, f"{opened}no?")
+    assert accepts(grammar, tokenizer, "yes") != begun
+    plain = grammar()
+    plain.accept(tokenizer.encode(f"{opened}hm</think>ye", add_special_tokens=False))
+    assert plain.advance(tokenizer.encode("s", add_special_tokens=False)[0])
+
+
+def schema(draw: random.Random, depth: int = 0) -> dict[str, Any]:
+    """One of many shapes; numbers and texts have bounds, so that walks end."""
+    kind = draw.choice(["integer", "string", "boolean", "null", "enum", "const", *(["object", "array", "anyOf"] if depth < 3 else [])])
+    if kind == "object":
+        names = draw.sample(["a", "bc", "d é", 'e"', "f"], draw.randint(0, 4))
+        made = {"type": "object", "properties": {name: schema(draw, depth + 1) for name in names}}
+        return made | {"required": draw.sample(names, draw.randint(0, len(names)))} | draw.choice([{}, {"additionalProperties": False}])
+    if kind == "array":
+        least = draw.randint(0, 2)
+        return {"type": "array", "items": schema(draw, depth + 1), "minItems": least, "maxItems": least + draw.randint(0, 2)}
+    if kind == "anyOf":
+        return {"anyOf": [schema(draw, depth + 1) for _ in range(draw.randint(1, 3))]}
+    low = draw.randint(-200, 200)
+    return {
+        "integer": {"type": "integer", "minimum": low, "maximum": low + draw.randint(0, 300)},
+        "string": {"type": "string", **draw.choice([{"maxLength": 6}, {"pattern": "^[a-c]{1,4}$"}, {"minLength": 1, "maxLength": 3}])},
+        "boolean": {"type": "boolean"},
+        "null": {"type": "null"},
+        "enum": {"enum": draw.sample(["x", 3, None, True, "é\n"], 2)},
+        "const": {"const": draw.choice(["k", 7, False])},
+    }[kind]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_the_masks_allow_is_the_schemas(seed: int, makers: dict[str, GrammarMaker], tokenizer: Tokenizer) -> None:
+    draw = random.Random(seed)
+    made = schema(draw)
+    grammar = makers["guidance" if seed % 3 == 0 else "auto"](StructuredOutputsParams(json=made))
+    for again in range(3):
+        tokens = walk(grammar, tokenizer, 100 * seed + again)
+        if tokens is not None:
+            jsonschema.validate(json.loads(tokenizer.decode(tokens, skip_special_tokens=False)), made)
+            break
+    else:
+        pytest.fail("no walk ended")
