@@ -134,6 +134,7 @@ def test_the_engines_configuration_is_checked() -> None:
             EngineConfig(structured_outputs_config=given)
 
 
+@pytest.mark.heavy
 def test_a_grammar_that_takes_too_long_is_given_up_and_others_go_on(
     makers: dict[str, GrammarMaker], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

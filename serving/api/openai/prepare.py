@@ -20,7 +20,7 @@ PROMPT_END = 32
 
 @dataclass(frozen=True)
 class Question:
-    """A conversation as token ids, how its answer is read (the parsers, and what they may know of the request), and what it must look like."""
+    """A conversation as token ids, how its answer is read (the parsers, and what they may know of the request), and its form."""
 
     prompt: list[int]
     answers: AnswerFormat
