@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from pagoda.hal.errors import CheckpointError
+from pagoda.models import views
 from pagoda.models.builder import Parameter
 from pagoda.models.views import Joined, Part, Renamed, Reordered, Shifted, Stacked, Unstacked, transposed
 from pagoda.quant.format import Format, StoredTensor
@@ -110,7 +111,14 @@ class Drop:
     name: str
 
 
-Rule = Rename | Also | Split | Join | Stack | Unstack | Transpose | Reorder | Add | Drop
+@dataclass(frozen=True)
+class UnitRows:
+    """Rows are divided by their length; turned round it does nothing, for such rows stay as they are."""
+
+    name: str
+
+
+Rule = Rename | Also | Split | Join | Stack | Unstack | Transpose | Reorder | Add | Drop | UnitRows
 
 
 def apply(rules: Sequence[Rule], tensors: Mapping[str, StoredTensor]) -> Tensors:
@@ -176,6 +184,8 @@ def _apply(rule: Rule, tensors: Tensors) -> Tensors:
             return _each(tensors, name, lambda words, tensor: {_fill(name, words): Reordered(tensor.name, tensor, view, order, dim)})
         case Add(name, value):
             return _each(tensors, name, lambda words, tensor: {_fill(name, words): Shifted(tensor.name, tensor, value)})
+        case UnitRows(name):
+            return _each(tensors, name, lambda words, tensor: {_fill(name, words): views.UnitRows(tensor.name, tensor)})
         case Drop(name):
             return _each(tensors, name, lambda words, tensor: {})
 
@@ -199,7 +209,7 @@ def _inverse(rule: Rule) -> Rule:
             return Add(name, -value)
         case Transpose():
             return rule
-        case Drop() | Also():
+        case Drop() | Also() | UnitRows():
             return Drop("")
 
 

@@ -75,6 +75,12 @@ class Config:
         """Whether `name` is set and not null; does not count as reading it."""
         return self.values.get(name) is not None
 
+    def having(self, values: Mapping[str, Any]) -> Config:
+        """The same with more values; what is read there counts as read here."""
+        wider = Config({**self.values, **values}, self.where)
+        wider._read, wider._children = self._read, self._children
+        return wider
+
     def ignore(self, *names: str) -> None:
         """Count keys as read: the family knows that they change nothing."""
         self._read.update(names)

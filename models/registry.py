@@ -9,9 +9,11 @@ from typing import Any
 
 from pagoda.hal.errors import ModelError
 from pagoda.models.conversion import AS_IT_IS, Wanted, as_asked, pooling_family
+from pagoda.models.families.afmoe import AFMOE
+from pagoda.models.families.baichuan import BAICHUAN
 from pagoda.models.families.bert import BERT, ELECTRA, ROBERTA
 from pagoda.models.families.classic import CLASSIC
-from pagoda.models.families.cohere import COHERE, COHERE2
+from pagoda.models.families.cohere import COHERE, COHERE2, COHERE2_MOE
 from pagoda.models.families.expert_kin import EXPERT_KIN
 from pagoda.models.families.falcon import FALCON
 from pagoda.models.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
@@ -43,7 +45,8 @@ GROUP = "pagoda.models"
 
 BUILT_IN = (
     LLAMA, *LLAMA_KIN, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, VAULT_GEMMA, GEMMA3, SMOLLM3, PHI, PHI3, GPT2, GPTJ, GPT_NEOX,
-    GPT_OSS, MIXTRAL, GRANITE, GRANITE_MOE, OLMO, OLMO2, OLMO3, OLMOE, FLEX_OLMO, *ROUTED, COHERE, COHERE2, STABLELM, STARCODER2, GLM, GLM4,
+    GPT_OSS, MIXTRAL, GRANITE, GRANITE_MOE, OLMO, OLMO2, OLMO3, OLMOE, FLEX_OLMO, *ROUTED, COHERE, COHERE2, COHERE2_MOE,
+    AFMOE, BAICHUAN, STABLELM, STARCODER2, GLM, GLM4,
     FALCON, *CLASSIC, *LATENT, *GPT_KIN, *EXPERT_KIN, *LLAMA4, PHI_MOE, *RECURRENT_KIN,
     BERT, ROBERTA, ELECTRA,
 )  # fmt: skip

@@ -215,6 +215,27 @@ class Shifted:
         return self.base.read(index) + self.value
 
 
+@dataclass(frozen=True)
+class UnitRows:
+    """`base`, a matrix, with rows of length one."""
+
+    name: str
+    base: StoredTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.base.dtype
+
+    def read(self, index: Index = ()) -> torch.Tensor:
+        rows = self.base.read(index[:1])
+        unit = torch.nn.functional.normalize(rows.float(), dim=-1).to(rows.dtype)
+        return unit[(slice(None), *index[1:])]
+
+
 def _full(index: Index, shape: tuple[int, ...]) -> list[tuple[int, int]]:
     padded = (*index, *(slice(None),) * (len(shape) - len(index)))
     return [part.indices(size)[:2] for part, size in zip(padded, shape, strict=True)]

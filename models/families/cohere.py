@@ -1,14 +1,17 @@
-"""Command R (Cohere 1, 2): both sublayers read one norm, angles in pairs, scaled logits; in 2 only sliding layers know positions."""
+"""Command R (Cohere 1, 2, 2 with experts): both sublayers read one norm, angles in pairs, scaled logits; from 2 on only sliding layers know
+positions."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from pagoda.hal.errors import ModelError
+from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import change_layers, llama_rules
+from pagoda.models.families.common import PROJECTIONS, change_layers, listed_experts, llama_rules, rms
 from pagoda.models.family import Family
-from pagoda.models.spec import Attention, DecoderSpec, Layer, Norm, QkNorm, Residual, Window
+from pagoda.models.spec import Attention, DecoderSpec, Layer, Mlp, Moe, Norm, QkNorm, Residual, Router, Window
 
 
 def cohere(config: Config) -> DecoderSpec:
@@ -35,6 +38,47 @@ def cohere2(config: Config) -> DecoderSpec:
     return change_layers(plain, change)
 
 
+def cohere2_moe(config: Config) -> DecoderSpec:
+    """Dense layers come first, if any; they know positions where their own pattern has no layer that sees all."""
+    if not config.has("layer_types") or not config.has("mlp_layer_types"):
+        raise ModelError(f"{config.where}: layer_types and mlp_layer_types are needed; save the configuration with transformers 5")
+    kinds = config.list("mlp_layer_types", kind=str)
+    config.ignore("sliding_window_pattern", "order_of_interleaved_layers", "first_k_dense_replace", "use_gated_activation")
+    turned = config.integer("prefix_dense_sliding_window_pattern", default=1) == 1
+    plain, hidden = _parallel(config, llama.spec(config, "interleaved")), config.integer("prefix_dense_intermediate_size", default=None)
+    mlp = plain.layers[0].feed_forward
+    assert isinstance(mlp, Mlp)
+    norm = rms(config) if config.has("rms_norm_eps") else plain.norm
+    sparse, dense = _experts(config, mlp), replace(mlp, hidden=hidden or mlp.hidden)
+
+    def change(i: int, layer: Layer, attention: Attention) -> Layer:
+        is_dense = kinds[i] == "dense"
+        position = attention.position if attention.window or (is_dense and turned) else None
+        return replace(layer, mixer=replace(attention, position=position), feed_forward=dense if is_dense else sparse, mixer_in=norm)
+
+    return replace(change_layers(plain, change), norm=norm)
+
+
+def _experts(config: Config, mlp: Mlp) -> Moe:
+    sigmoid = config.text("expert_selection_fn", default="softmax") == "sigmoid"
+    normed, count = config.flag("norm_topk_prob", default=True), config.integer("num_shared_experts", default=0)
+    config.require("shared_expert_combination_strategy", "average", "sum", default="average")
+    halved = config.text("shared_expert_combination_strategy", default="average") == "average"
+    scale = 0.5 if halved and count else 1.0
+    router = Router("sigmoid", renormalize=normed, scale=scale) if sigmoid else Router("softmax_after", scale=scale)
+    shared = replace(mlp, hidden=mlp.hidden * count, scale=scale) if count else None
+    return Moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), mlp.hidden, router, mlp.activation, shared)
+
+
+def cohere2_moe_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return (
+        *llama_rules(spec.head.tied),
+        Rename("layers.{i}.mlp.gate.{t}", "layers.{i}.ff.router.{t}"),
+        Rename("layers.{i}.mlp.shared_experts.{p}_proj.{t}", "layers.{i}.ff.shared.{p}.{t}"),
+        *listed_experts(spec, "mlp", PROJECTIONS),
+    )
+
+
 def _parallel(config: Config, plain: DecoderSpec) -> DecoderSpec:
     norm = Norm("layer", config.number("layer_norm_eps", default=1e-5))
     head = replace(plain.head, tied=config.flag("tie_word_embeddings", default=True), scale=config.number("logit_scale", default=0.0625))
@@ -44,3 +88,4 @@ def _parallel(config: Config, plain: DecoderSpec) -> DecoderSpec:
 
 COHERE = Family("cohere", ("CohereForCausalLM",), ("cohere",), cohere, lambda spec: llama_rules(spec.head.tied))
 COHERE2 = Family("cohere2", ("Cohere2ForCausalLM",), ("cohere2",), cohere2, lambda spec: llama_rules(spec.head.tied))
+COHERE2_MOE = Family("cohere2_moe", ("Cohere2MoeForCausalLM",), ("cohere2_moe",), cohere2_moe, cohere2_moe_rules)

@@ -1,4 +1,4 @@
-"""Decoders whose experts are scored by sigmoids or chosen with a correction (GLM 4.5, dots, ERNIE 4.5 MoE, MiniMax M2, …); Hunyuan MoE."""
+"""Experts scored by sigmoids or chosen with a correction (GLM 4.5, dots, ERNIE 4.5 MoE, MiniMax M2, …); Hunyuan MoE, DeepSeek 1."""
 
 from __future__ import annotations
 
@@ -73,6 +73,19 @@ def hunyuan_moe(config: Config) -> DecoderSpec:
     plain = hunyuan(config)
     mlp, experts, chosen = mlp_of(plain), config.integer("num_experts"), config.integer("moe_topk")
     return sparse(plain, Moe(experts, chosen, mlp.hidden, Router("softmax", renormalize=True), mlp.activation, mlp), ())
+
+
+def deepseek(config: Config) -> DecoderSpec:
+    """The first one: plain attention, a softmax over all experts."""
+    config.require("moe_layer_freq", 1, default=1)
+    config.require("scoring_func", "softmax", default="softmax")
+    config.ignore("aux_loss_alpha", "seq_aux", "ep_size")
+    plain = llama.spec(config)
+    hidden, act, shared = config.integer("moe_intermediate_size"), mlp_of(plain).activation, config.integer("n_shared_experts", default=0)
+    router, beside = Router("softmax", renormalize=config.flag("norm_topk_prob", default=False)), Mlp(hidden * shared, act)
+    experts, chosen = config.integer("n_routed_experts"), config.integer("num_experts_per_tok")
+    moe = Moe(experts, chosen, hidden, router, act, beside if shared else None)
+    return sparse(plain, moe, range(config.integer("first_k_dense_replace", default=0)))
 
 
 def minimax_m2(config: Config) -> DecoderSpec:
@@ -170,6 +183,7 @@ def _minimax_names(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 ROUTED = (
+    Family("deepseek", ("DeepseekForCausalLM",), ("deepseek",), deepseek, routed_rules),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), ("glm4_moe",), glm4_moe, routed_rules),
     Family("dots1", ("Dots1ForCausalLM",), ("dots1",), dots1, routed_rules),
     Family("solar_open", ("SolarOpenForCausalLM",), ("solar_open",), solar_open, routed_rules),

@@ -57,6 +57,11 @@ NEMOTRON = {
     "ssm_state_size": 6, "chunk_size": 8, "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
     "moe_shared_expert_intermediate_size": 20, "routed_scaling_factor": 1.7,
 }  # fmt: skip
+COHERE_MOE = {
+    "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 12, "head_dim": 8, "logit_scale": 0.3,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse", "dense", "sparse"], "prefix_dense_intermediate_size": 40,
+}  # fmt: skip
 MULTIPLIERS = {
     "attention_in_multiplier": 0.9, "attention_out_multiplier": 1.1, "key_multiplier": 0.8, "ssm_in_multiplier": 1.2,
     "ssm_out_multiplier": 0.7, "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7], "mlp_multipliers": [0.8, 1.3], "embedding_multiplier": 1.5,
@@ -196,6 +201,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_linear": ("KimiLinear", {**LATENT, **KIMI}),
     "lfm2_moe": ("Lfm2Moe", {**EXPERTS, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]}),
     "minimax": ("MiniMax", {"num_local_experts": 4, "num_experts_per_tok": 2, "mlp_alpha_factor": 1.3, "full_attn_beta_factor": 0.7}),
+    "afmoe": (
+        "Afmoe",
+        {
+            **EXPERTS,
+            "num_hidden_layers": 4,
+            "num_dense_layers": 1,
+            "num_shared_experts": 2,
+            "sliding_window": 12,
+            "head_dim": 8,
+            "mup_enabled": True,
+            "route_scale": 1.7,
+            "global_attn_every_n_layers": 3,
+        },
+    ),
+    "cohere2_moe": ("Cohere2Moe", {**COHERE_MOE, "num_shared_experts": 2}),
+    "cohere2_moe_sigmoid": (
+        "Cohere2Moe",
+        {
+            **COHERE_MOE,
+            "expert_selection_fn": "sigmoid",
+            "num_shared_experts": 1,
+            "shared_expert_combination_strategy": "sum",
+            "rms_norm_eps": 1e-5,
+        },
+    ),
     "bamba": ("Bamba", {**STATES, "attn_layer_indices": [1]}),
     "granite_hybrid": ("GraniteMoeHybrid", {**STATES, **GRANITE_HYBRID}),
     "nemotron_h": ("NemotronH", NEMOTRON),
