@@ -1,4 +1,4 @@
-"""Kernels of a decode step one by one, inside a CUDA graph: `python benchmarks/gpu_kernels.py [--only products,sample] [--write]`.
+"""Kernels of a decode step one by one, inside a CUDA graph: `python benchmarks/gpu_kernels.py [--only products,joined,sample] [--write]`.
 
 Prints µs a call and the share of the memory's measured rate; products are measured in every way that `ops.triton.gemm_routes` knows and
 in torch's, with weights that rotate past the cache. `--write` puts the winners into the table that the kernel reads.
@@ -20,9 +20,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pagoda.ops.activation import ActivationFacts
+from pagoda.ops.linear import GemmFacts
+from pagoda.ops.norm import NormFacts
+from pagoda.ops.norm_gemm import NormGemmFacts, NormGemmReference
 from pagoda.ops.sampling import SampleReference, SamplingFacts, SamplingRows
 from pagoda.ops.triton import gemm, gemm_routes
 from pagoda.ops.triton.gemm_routes import Route
+from pagoda.ops.triton.norm_gemm import NormGemm
 from pagoda.ops.triton.sampling import Sample
 
 CEILING = 4.55e12
@@ -34,6 +39,13 @@ SHAPES = {
     "30B": ((5120, 2048), (2048, 4096), (128, 2048), (151936, 2048)),
 }
 """(columns, inner) of the linear layers of one rank."""
+
+JOINED = {
+    "0.6B": ((4096, 1024, False), (6144, 1024, True)),
+    "8B": ((6144, 4096, False), (28672, 4096, True)),
+    "30B": ((5120, 2048, False),),
+}
+"""(columns, inner, gated) of those that take their surroundings along."""
 
 MEASURED = {1: 1, 16: 8, 32: 32, 64: 64}
 """Rows that a table's entry is for, and those with which it is measured."""
@@ -110,6 +122,50 @@ def products(models: list[str], deadline: float, save: Callable[[str, Any], None
             save(f"{columns}x{inner}x{rows}", found)
 
 
+def joined(models: list[str], deadline: float, save: Callable[[str, Any], None]) -> None:
+    """Products with the addition and norm before them, and the activation after them: one kernel against one after the other."""
+    routes: dict[str, list[Any]] = {"joined": [], "joined_gated": []}
+    for columns, inner, gated in [shape for model in models for shape in JOINED[model]]:
+        for entry, rows in MEASURED.items():
+            if time.perf_counter() > deadline:
+                print("  out of time", flush=True)
+                return
+            found = join(columns, inner, gated, rows)
+            best = min((name for name in found if name != "apart"), key=lambda name: found[name], default="apart")
+            print(
+                f"  {columns}×{inner}{' gated' if gated else ''}, {rows} rows: apart {found['apart']:.2f} µs, joined {found[best]:.2f} {best}",
+                flush=True,
+            )
+            won = found[best] < 0.97 * found["apart"]
+            name = "joined_gated" if gated else "joined"
+            routes[name].append([columns, inner, entry, json.loads(best) if won else None])
+            save(name, routes[name])
+            save(f"{name} {columns}x{inner}x{rows}", found)
+
+
+def join(columns: int, inner: int, gated: bool, rows: int) -> dict[str, Any]:
+    """µs of the kernels one after the other, and of every way to do it in one."""
+    facts = NormGemmFacts(
+        NormFacts("bfloat16", inner, 1e-6), GemmFacts("bfloat16", inner, columns), ActivationFacts("bfloat16", "silu") if gated else None
+    )
+    kernel, apart = NormGemm(facts), NormGemm(facts)
+    apart._routes[rows] = None
+    copies = min(32, max(2, 3 * 10**8 // (2 * columns * inner)))
+    weights = torch.randn(copies, columns, inner, device="cuda", dtype=torch.bfloat16) * inner**-0.5
+    x, residual = torch.randn(2, rows, inner, device="cuda", dtype=torch.bfloat16)
+    packed = [{"weight": weight, "norm": torch.randn(inner, device="cuda", dtype=torch.bfloat16)} for weight in weights]
+    true = NormGemmReference(facts).run({name: tensor.double() for name, tensor in packed[0].items()}, x.double(), residual.double())[0]
+    calls = max(1, 60 // copies) * copies
+    found: dict[str, Any] = {"apart": timed([partial(apart.run, packed[i % copies], x, residual) for i in range(calls)])}
+    for way in gemm_routes.JOINED_VECTORS if rows == 1 else gemm_routes.JOINED:
+        error = float(((kernel.joined(packed[0], x, residual, way)[0] - true).norm() / true.norm()).cpu())
+        if not error < 1e-2:
+            print(f"  wrong: {columns}×{inner}, {rows} rows, {way}: {error}", flush=True)
+            continue
+        found[json.dumps(list(way))] = timed([partial(kernel.joined, packed[i % copies], x, residual, way) for i in range(calls)])
+    return found
+
+
 def sampling(deadline: float, save: Callable[[str, Any], None]) -> None:
     """µs of the sampler, ours and the reference's."""
     for rows in (1, 8, 256):
@@ -175,6 +231,8 @@ def main() -> None:
         helper.wait()
     if "products" in options.only:
         products(options.models.split(","), deadline, save)
+    if "joined" in options.only:
+        joined(options.models.split(","), deadline, save)
     if options.write:
         write_routes(result)
 
@@ -182,10 +240,13 @@ def main() -> None:
 def write_routes(result: dict[str, Any]) -> None:
     """Put what was measured into the table, in place of what it says of the same products."""
     path = Path(gemm_routes.__file__).with_name("gemm_routes.json")
-    routes = {tuple(route[:3]): route[3] for route in (*json.loads(path.read_text())["routes"], *result["products"])}
-    lines = ",\n".join("  " + json.dumps([*key, way]) for key, way in routes.items())
+    known, tables = json.loads(path.read_text()), []
+    for name, measured in (("routes", "products"), ("joined", "joined"), ("joined_gated", "joined_gated")):
+        routes = {tuple(route[:3]): route[3] for route in (*known.get(name, ()), *result.get(measured, ()))}
+        lines = ",\n".join("  " + json.dumps([*key, way]) for key, way in routes.items())
+        tables.append(f' "{name}": [\n{lines}\n ]')
     head = json.dumps({name: result[name] for name in ("device", "torch", "date")})[1:-1]
-    path.write_text(f'{{\n {head},\n "routes": [\n{lines}\n ]\n}}\n')
+    path.write_text(f"{{\n {head},\n" + ",\n".join(tables) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pagoda.ops.cases.lora import LORA_DELTA
 from pagoda.ops.cases.moe import MOE_MLP, ROUTE
 from pagoda.ops.cases.moe_gguf import MOE_MLP_GGUF
 from pagoda.ops.cases.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
+from pagoda.ops.cases.norm_gemm import NORM_GEMM
 from pagoda.ops.cases.rope import ROPE
 from pagoda.ops.cases.rope_write import ROPE_WRITE
 from pagoda.ops.cases.sampling import PENALIZE, SAMPLE, TOKEN_BITMASK, TOP_LOGPROBS
@@ -26,7 +27,7 @@ from pagoda.ops.op import Op
 
 _OPS = (
     GEMM, EMBEDDING, GEMM_GGUF, EMBEDDING_GGUF, LORA_DELTA,
-    RMS_NORM, ADD_RMS_NORM, LAYER_NORM,
+    RMS_NORM, ADD_RMS_NORM, LAYER_NORM, NORM_GEMM,
     GATED_ACTIVATION, ACTIVATION,
     ROPE, WRITE_KV, ROPE_WRITE, PAGED_ATTENTION, SEGMENT_ATTENTION,
     ROUTE, MOE_MLP, MOE_MLP_GGUF,
