@@ -132,22 +132,22 @@ def joined(models: list[str], deadline: float, save: Callable[[str, Any], None])
                 return
             found = join(columns, inner, gated, rows)
             best = min((name for name in found if name != "apart"), key=lambda name: found[name], default="apart")
-            print(
-                f"  {columns}×{inner}{' gated' if gated else ''}, {rows} rows: apart {found['apart']:.2f} µs, joined {found[best]:.2f} {best}",
-                flush=True,
-            )
-            won = found[best] < 0.97 * found["apart"]
             name = "joined_gated" if gated else "joined"
+            print(f"  {name} {columns}×{inner}, {rows} rows: apart {found['apart']:.2f} µs, joined {found[best]:.2f} {best}", flush=True)
+            won = found[best] < 0.97 * found["apart"]
             routes[name].append([columns, inner, entry, json.loads(best) if won else None])
             save(name, routes[name])
             save(f"{name} {columns}x{inner}x{rows}", found)
 
 
+def _joined_facts(columns: int, inner: int, gated: bool) -> NormGemmFacts:
+    activation = ActivationFacts("bfloat16", "silu") if gated else None
+    return NormGemmFacts(NormFacts("bfloat16", inner, 1e-6), GemmFacts("bfloat16", inner, columns), activation)
+
+
 def join(columns: int, inner: int, gated: bool, rows: int) -> dict[str, Any]:
     """µs of the kernels one after the other, and of every way to do it in one."""
-    facts = NormGemmFacts(
-        NormFacts("bfloat16", inner, 1e-6), GemmFacts("bfloat16", inner, columns), ActivationFacts("bfloat16", "silu") if gated else None
-    )
+    facts = _joined_facts(columns, inner, gated)
     kernel, apart = NormGemm(facts), NormGemm(facts)
     apart._routes[rows] = None
     copies = min(32, max(2, 3 * 10**8 // (2 * columns * inner)))
@@ -190,6 +190,18 @@ def _rows(rows: int, k: int, p: float, filtered: bool) -> SamplingRows:
     return SamplingRows(ones, ones.int() * k, ones * p, ones * 0, seeds * 7919, seeds, any_filter=filtered)
 
 
+def compile_joined(part: int, of: int, models: list[str]) -> None:
+    """The same for joined products."""
+    jobs = [(shape, rows) for model in models for shape in JOINED[model] for rows in MEASURED.values()]
+    for (columns, inner, gated), rows in jobs[part::of]:
+        facts = _joined_facts(columns, inner, gated)
+        weight = torch.zeros(columns, inner, dtype=torch.bfloat16, device="cuda")
+        x, norm = weight[:rows].clone(), weight[0].clone()
+        for way in gemm_routes.JOINED_VECTORS if rows == 1 else gemm_routes.JOINED:
+            NormGemm(facts).joined({"weight": weight, "norm": norm}, x, x, way)
+    torch.cuda.synchronize()
+
+
 def compile_some(part: int, of: int) -> None:
     """Compile every `of`-th way for all numbers of rows; the cache on disk keeps them for the process that measures."""
     jobs = [(rows, way) for rows in MEASURED.values() for way in ways(rows, 4096)]
@@ -213,7 +225,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("gpu-kernels.json"))
     options = parser.parse_args()
     if options.compile:
-        compile_some(*map(int, options.compile.split("/")))
+        part, of = map(int, options.compile.split("/"))
+        if "products" in options.only:
+            compile_some(part, of)
+        if "joined" in options.only:
+            compile_joined(part, of, options.models.split(","))
         return
     deadline = time.perf_counter() + options.seconds
     result: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
@@ -223,8 +239,9 @@ def main() -> None:
         options.out.write_text(json.dumps(result))
 
     helpers = []
-    if "products" in options.only:
-        helpers = [subprocess.Popen([sys.executable, __file__, "--compile", f"{i}/12"]) for i in range(12)]
+    if "products" in options.only or "joined" in options.only:
+        asked = ["--only", options.only, "--models", options.models]
+        helpers = [subprocess.Popen([sys.executable, __file__, *asked, "--compile", f"{i}/12"]) for i in range(12)]
     if "sample" in options.only:
         sampling(deadline, save)
     for helper in helpers:
