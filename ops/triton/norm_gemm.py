@@ -33,7 +33,7 @@ def _row(x, residual, norm, weight, bias, out, total, columns, eps, offset, INNE
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     first = weight + n.to(tl.int64)[:, None] * INNER
-    second = first + columns.to(tl.int64) * INNER
+    second = weight + (n.to(tl.int64) + columns)[:, None] * INNER
     there = (n < columns)[:, None]
     # Weights are nobody's result: the first of them are under way before the kernel in front has ended.
     one = tl.load(first + k[None, :], mask=there & (k < INNER)[None, :], other=0.0)
@@ -86,7 +86,7 @@ def _rows(x, residual, norm, weight, bias, out, total, rows, columns, eps, offse
     tile = tl.program_id(0)
     m, n, k = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     first = weight + n.to(tl.int64)[None, :] * INNER + k[:, None]
-    second = first + columns.to(tl.int64) * INNER
+    second = weight + (n.to(tl.int64) + columns)[None, :] * INNER + k[:, None]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     acc_up = acc
     squares = tl.zeros([BLOCK_M], tl.float32)
@@ -95,9 +95,8 @@ def _rows(x, residual, norm, weight, bias, out, total, rows, columns, eps, offse
         inside = (start + k < INNER)[None, :]
         mask_a, mask_b = (valid, there) if EVEN_K else (valid & inside, there & tl.trans(inside))
         place = m[:, None] * INNER + start + k[None, :]
-        value = tl.load(x + m[:, None] * x_t + start + k[None, :], mask=mask_a, other=0.0) + tl.load(
-            residual + place, mask=mask_a, other=0.0
-        )
+        value = tl.load(x + m[:, None] * x_t + start + k[None, :], mask=mask_a, other=0.0)
+        value += tl.load(residual + place, mask=mask_a, other=0.0)
         if tile == 0:
             tl.store(total + place, value, mask=mask_a)
         wide = value.to(tl.float32)
