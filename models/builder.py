@@ -172,7 +172,9 @@ class Builder:
         adds = bias and (role != "row" or self.shard.rank == 0)
         made = tuple(LinearPart(name, rows.part, self._tensors_of(f"{prefix}{name}", adds)) for name, rows in parts.items())
         use = LinearUse(f"{prefix}{'_'.join(parts)}", self.numerics.dtype, columns.part, made, adds)
-        linear = Linear([self._piece(piece) for piece in self.format.linear(use)])
+        uses = self.format.linear(use)
+        plain = len(uses) == 1 and uses[0].op == "gemm" and self._chosen_bytes(uses[0]) is None
+        linear = Linear([self._piece(piece) for piece in uses], plain)
         if role == "vocab":
             return linear
         self.adaptable.update({f"{prefix}{name}": Part(rows, columns) for name, rows in parts.items()})

@@ -11,6 +11,7 @@ from pagoda.hal.errors import ConfigError, ModelError
 from pagoda.hal.kernel import KernelRun
 from pagoda.hal.kv import LayerCache, LayerPages, StatePages
 from pagoda.hal.table import KernelTable
+from pagoda.models.blocks.entry import Entry, entry_of
 from pagoda.models.blocks.feed_forward import MlpBlock, MoeBlock
 from pagoda.models.blocks.mixer import BothBlock, MixerBlock, mixer_block
 from pagoda.models.blocks.norm import NormBlock
@@ -46,6 +47,18 @@ class Stream:
         normed, self._total = norm.add(pending, self._total)
         return normed
 
+    @property
+    def pending(self) -> bool:
+        """Whether something was added since the stream was read."""
+        return self._pending is not None
+
+    def enter(self, entry: Entry) -> torch.Tensor:
+        """The first product of a sublayer, from what is pending on."""
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        product, self._total = entry(pending, self._total)
+        return product
+
     def add(self, x: torch.Tensor) -> None:
         self._pending = x if self._pending is None else self._pending + x
 
@@ -70,15 +83,17 @@ class LayerBlock:
         self._mixer_in, self._mixer_out, self._ff_in, self._ff_out = (
             build.norm(f"{path}.{name}", getattr(spec, name), width) for name in ("mixer_in", "mixer_out", "ff_in", "ff_out")
         )
+        self._mixer_entry = entry_of(build, f"{path}.mixer", self.mixer, self._mixer_in)
+        self._ff_entry = entry_of(build, f"{path}.ff", self.feed_forward, self._ff_in)
 
     def __call__(self, stream: Stream, step: Step) -> None:
         if self._residual is not Residual.SEQUENTIAL:
             self._otherwise(stream, step)
             return
         if self.mixer is not None:
-            stream.add(self._finish(self.mixer(stream.read(self._mixer_in), step), self._mixer_out))
+            stream.add(self._finish(_through(stream, self.mixer, self._mixer_in, self._mixer_entry, step), self._mixer_out))
         if self.feed_forward is not None:
-            stream.add(self._finish(self.feed_forward(stream.read(self._ff_in), step), self._ff_out))
+            stream.add(self._finish(_through(stream, self.feed_forward, self._ff_in, self._ff_entry, step), self._ff_out))
 
     def _otherwise(self, stream: Stream, step: Step) -> None:
         if not isinstance(self._residual, Normed):
@@ -179,7 +194,7 @@ class Decoder:
         self.loaded = build.loaded
         self.adapters = build.adapters
         self._table = build.table
-        sites = find(chains_of(spec, build.numerics, build.shard, adapters=build.lora is not None), build.rules)
+        sites = find(chains_of(spec, build.numerics, build.shard, adapters=build.lora is not None, stored=build.format.name), build.rules)
         build.sites = {(site.rule.op, site.path): site for site in sites}
         vocab = build.shard.vocab(spec.vocab)
         self._embed = EmbedBlock(build, spec.embed, vocab, spec.width)
@@ -276,6 +291,15 @@ def ropes_of(spec: DecoderSpec) -> tuple[Rope, ...]:
 
 def _parts(mixer: MixerBlock | None) -> Sequence[PagedMixer | StateMixer | None]:
     return (mixer.attention, mixer.recurrent) if isinstance(mixer, BothBlock) else (mixer,)
+
+
+def _through(stream: Stream, block: Any, norm: NormBlock | None, entry: Entry | None, step: Step) -> torch.Tensor:
+    """A sublayer's output from the stream."""
+    if entry is None or not stream.pending:
+        result: torch.Tensor = block(stream.read(norm), step)
+    else:
+        result = block.rest(stream.enter(entry), step, entry.activated)
+    return result
 
 
 def _feed_forward(build: Builder, path: str, spec: Mlp | Moe | None, width: int) -> MlpBlock | MoeBlock | None:

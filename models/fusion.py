@@ -14,7 +14,9 @@ from pagoda.models.rope import Rope
 from pagoda.models.spec import Attention, Both, DecoderSpec, Layer, Mixer, Mlp, Moe, Norm, QkNorm, Residual, Xielu
 from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.attention import AttentionFacts
+from pagoda.ops.linear import GemmFacts
 from pagoda.ops.norm import NormFacts
+from pagoda.ops.norm_gemm import NormGemmFacts
 from pagoda.ops.rope import RopeFacts
 from pagoda.ops.rope_write import RopeWriteFacts
 
@@ -39,6 +41,7 @@ WORDS = {
     "gate": "a gate lies beside q, k and v",
     "clamp": "a clamp sits between",
     "temper": "a factor by position sits between",
+    "both": "two parts read the norm",
     "full_norm": "the norm spans all heads",
     "each_norm": "each head's norm has weights of its own",
 }
@@ -99,11 +102,17 @@ def _rope_write(nodes: Chain) -> Facts:
     )  # fmt: skip
 
 
+def _norm_gemm(nodes: Chain) -> Facts:
+    return NormGemmFacts(nodes[1].facts, nodes[2].facts, nodes[3].facts if len(nodes) > 3 else None)
+
+
 RULES = (
     Rule("add_rms_norm", (("add", "rms_norm"),), _add_rms_norm),
+    Rule("norm_gemm", (("add", "rms_norm", "gemm", "gated_activation"), ("add", "rms_norm", "gemm")), _norm_gemm),
     Rule("rope_write", (("split", "rms_norm", "rms_norm", "rope", "write_kv"), ("split", "rope", "write_kv")), _rope_write),
 )
-"""Residual addition and norm; the way from a stacked product of q, k and v to attention: norms of heads, rotation, cache write."""
+"""Residual addition and norm; the same with the product that reads them and its activation; the way from a stacked product of q, k and
+v to attention: norms of heads, rotation, cache write."""
 
 
 def find(chains: Sequence[Chain], rules: Sequence[Rule] = RULES) -> tuple[Site, ...]:
@@ -153,14 +162,15 @@ def summary(sites: Sequence[Site], rules: Sequence[Rule] = RULES) -> tuple[Fused
 
 
 def chains_of(
-    spec: DecoderSpec, numerics: Numerics, shard: Shard, *, adapters: bool = False, taps: Sequence[int] = ()
+    spec: DecoderSpec, numerics: Numerics, shard: Shard, *, adapters: bool = False, taps: Sequence[int] = (), stored: str = "none"
 ) -> tuple[Chain, ...]:
     """The primitives of a spec on one rank in the order in which they run, a chain for each sublayer and one for the last norm.
 
     Args:
         adapters: linear layers have room for adapters. taps: layers whose hidden states every step gives.
+        stored: name of the number format of linear layers.
     """
-    walk = _Walk(numerics, shard, adapters, spec.width)
+    walk = _Walk(numerics, shard, adapters, spec.width, "gemm" if stored == "none" else f"gemm_{stored}")
     chains: list[Chain] = []
     before: Chain = ()
     for index, layer in enumerate(spec.layers):
@@ -170,18 +180,19 @@ def chains_of(
 
 
 class _Walk:
-    def __init__(self, numerics: Numerics, shard: Shard, adapters: bool, width: int) -> None:
-        self._numerics, self._shard, self._adapters, self._width = numerics, shard, adapters, width
+    def __init__(self, numerics: Numerics, shard: Shard, adapters: bool, width: int, gemm: str) -> None:
+        self._numerics, self._shard, self._adapters, self._width, self._gemm = numerics, shard, adapters, width, gemm
 
     def layer(self, path: str, layer: Layer, before: Chain) -> Iterator[Chain]:
         """A chain for each sublayer; `before`: what the stream comes through until the first reads it."""
         parallel = layer.residual is Residual.PARALLEL
+        shared = () if layer.residual is Residual.SEQUENTIAL else (Node("both", path),)
         parts = (("mixer", layer.mixer, layer.mixer_in, layer.mixer_out), ("ff", layer.feed_forward, layer.ff_in, layer.ff_out))
         for name, part, norm_in, norm_out in parts:
             if part is None:
                 continue
             body = self.body(f"{path}.{name}", part)
-            yield (*before, *self.norm(f"{path}.{name}_in", norm_in), *body, *self.norm(f"{path}.{name}_out", norm_out))
+            yield (*before, *self.norm(f"{path}.{name}_in", norm_in), *shared, *body, *self.norm(f"{path}.{name}_out", norm_out))
             before = () if parallel else (Node("add", ""),)
 
     def norm(self, path: str, norm: Norm | None, width: int | None = None) -> Iterator[Node]:
@@ -189,13 +200,16 @@ class _Walk:
             facts = NormFacts(self._numerics.dtype, width or self._width, norm.eps, norm.offset, norm.weight, norm.bias)
             yield Node(f"{norm.kind}_norm", path, facts)
 
-    def product(self, path: str) -> Iterator[Node]:
-        yield Node("gemm", path)
+    def product(self, path: str, columns: int, inner: int, bias: bool) -> Iterator[Node]:
+        yield Node(self._gemm, path, GemmFacts(self._numerics.dtype, inner, columns, bias))
         if self._adapters:
             yield Node("lora_delta", path)
 
     def attention(self, path: str, spec: Attention) -> Iterator[Node]:
-        yield from self.product(path)
+        heads, kv = self._shard.split(spec.heads, "attention heads"), self._shard.kv_heads(spec.kv_heads)
+        q = len(heads) * spec.head_dim
+        columns = q * (2 if spec.gated else 1) + 2 * len(kv) * spec.head_dim
+        yield from self.product(path, columns, self._width, spec.qkv_bias)
         yield Node("split", path)
         if spec.gated:
             yield Node("gate", path)
@@ -211,7 +225,7 @@ class _Walk:
             yield Node("temper", path)
         yield Node("write_kv", path, self.pages(spec))
         yield Node("paged_attention", path)
-        yield from self.product(path)
+        yield from self.product(path, self._width, q, spec.out_bias)
 
     def head_norms(self, path: str, spec: QkNorm, head_dim: int) -> Iterator[Node]:
         plain = spec.extent == "head" and spec.norm.weight
@@ -230,18 +244,19 @@ class _Walk:
             case Attention():
                 yield from self.attention(path, part)
             case Both():
-                yield from self.attention(f"{path}.attention", part.attention)
                 yield Node("both", path)
+                yield from self.attention(f"{path}.attention", part.attention)
             case Mlp():
                 yield from self.feed_forward(path, part)
             case _:
                 yield Node(type(part).__name__.lower(), path)
 
     def feed_forward(self, path: str, spec: Mlp) -> Iterator[Node]:
-        yield from self.product(path)
+        hidden = len(self._shard.split(spec.hidden, "hidden numbers of the feed-forward"))
+        yield from self.product(path, hidden * (2 if spec.gated else 1), self._width, spec.up_bias)
         if spec.gate_scale != 1.0:
             yield Node("scale", path)
         if not isinstance(spec.activation, Xielu):
             op = "gated_activation" if spec.gated else "activation"
             yield Node(op, path, ActivationFacts(self._numerics.dtype, spec.activation, spec.limit))
-        yield from self.product(path)
+        yield from self.product(path, self._width, hidden, spec.down_bias)

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 
 from pagoda.hal.info import Feature
 from pagoda.hal.kernel import Kernel, Needs, Reason
-from pagoda.ops.triton.kernels import CLAIMS, NEEDS, triton_kernels
+from pagoda.ops.triton.kernels import CLAIMS, NEEDS, plain_norm_gemm, triton_kernels
 
 if TYPE_CHECKING:
     from pagoda.ops.attention import AttentionFacts
 
 NAMES = {"bfloat16": "bf16", "float16": "f16"}
 """FlashInfer's names of dtypes."""
+
+MEASURED = replace(NEEDS, archs=frozenset({"sm90"}))
+"""Whose table of ways was measured on this architecture."""
 
 FLASHINFER = Needs(
     archs=frozenset({"sm90"}),
@@ -58,8 +61,8 @@ def _prebuilt(name: str) -> bool:
 def cuda_kernels() -> tuple[Kernel, ...]:
     return (
         *triton_kernels(),
-        # Its table of ways was measured on this architecture.
-        Kernel("gemm", "triton", "pagoda.ops.triton.gemm:Gemm", replace(NEEDS, archs=frozenset({"sm90"})), None, 1.0, CLAIMS),
+        Kernel("gemm", "triton", "pagoda.ops.triton.gemm:Gemm", MEASURED, None, 1.0, CLAIMS),
+        Kernel("norm_gemm", "triton", "pagoda.ops.triton.norm_gemm:NormGemm", MEASURED, plain_norm_gemm, 1.0, CLAIMS),
         Kernel(
             "paged_attention",
             "flashinfer",

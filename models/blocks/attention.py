@@ -36,7 +36,7 @@ class AttentionBlock(PagedMixer):
         whole = Span.whole(width)
         self._sizes = [len(q), len(k), len(k), *([len(q)] if spec.gated else [])]
         parts = {"q": q, "k": k, "v": k, **({"gate": q} if spec.gated else {})}
-        self._qkv = build.linear(path, parts, whole, "column", spec.qkv_bias)
+        self.first = build.linear(path, parts, whole, "column", spec.qkv_bias)
         self._out = build.linear(path, {"o": whole}, q, "row", spec.out_bias)
         self._q_norm, self._k_norm = self._norms(build, path, heads, kv)
         self._sinks = build.tensor(f"{path}.sinks", (heads,), "heads") if spec.sinks else None
@@ -54,7 +54,10 @@ class AttentionBlock(PagedMixer):
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
-        qkv = self._qkv(x, step.adapters)
+        return self.rest(self.first(x, step.adapters), step)
+
+    def rest(self, qkv: torch.Tensor, step: Step, activated: bool = False) -> torch.Tensor:
+        """The same from the product `[T, q + k + v]` on."""
         if self._rope_write is not None:
             q = self._rope_write(qkv, *step.ropes[self.rope_index], *self._pages, step.groups[self._group].slots)
             return self._out(self.attend_stored(q, step, self._sinks, self._slopes).flatten(1), step.adapters)

@@ -20,7 +20,7 @@ class MlpBlock:
     def __init__(self, build: Builder, path: str, spec: Mlp, width: int) -> None:
         hidden, whole = build.shard.split(spec.hidden, "hidden numbers of the feed-forward"), Span.whole(width)
         parts = {"gate": hidden, "up": hidden} if spec.gated else {"up": hidden}
-        self._up = build.linear(path, parts, whole, "column", spec.up_bias)
+        self.first = build.linear(path, parts, whole, "column", spec.up_bias)
         self._down = build.linear(path, {"down": whole}, hidden, "row", spec.down_bias)
         self._act: Any = self._activation(build, path, spec)
         self._gate_scale, self._scale, self._hidden = spec.gate_scale, spec.scale, len(hidden)
@@ -34,10 +34,13 @@ class MlpBlock:
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of `[T, width]`, to be summed over ranks."""
-        wide = self._up(x, step.adapters)
+        return self.rest(self.first(x, step.adapters), step)
+
+    def rest(self, wide: torch.Tensor, step: Step, activated: bool = False) -> torch.Tensor:
+        """The same from the first product on; `activated`: from the activation on."""
         if self._gate_scale != 1.0:
             wide = torch.cat([wide[:, : self._hidden] * self._gate_scale, wide[:, self._hidden :]], dim=-1)
-        out = self._down(self._act(wide), step.adapters)
+        out = self._down(wide if activated else self._act(wide), step.adapters)
         return out if self._scale == 1.0 else out * self._scale
 
 

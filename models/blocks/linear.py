@@ -11,16 +11,18 @@ from pagoda.hal.kernel import KernelRun
 class Linear:
     """One product, or several whose outputs lie side by side (parts stored in different formats)."""
 
-    __slots__ = ("_more", "_packed", "_run")
+    __slots__ = ("_more", "_run", "packed", "plain")
 
-    def __init__(self, pieces: list[tuple[KernelRun, Any]]) -> None:
-        kernel, self._packed = pieces[0]
+    def __init__(self, pieces: list[tuple[KernelRun, Any]], plain: bool = False) -> None:
+        """`plain`: one `gemm` whose `packed` holds its weights as they were loaded, by name."""
+        kernel, self.packed = pieces[0]
+        self.plain = plain
         self._run = kernel.run if kernel is not None else None
         self._more = pieces[1:]
 
     def __call__(self, x: torch.Tensor, adapters: torch.Tensor | None = None) -> torch.Tensor:
         """x `[T, in]` → `[T, out]`. Knows no adapters: where there may be some, an `AdaptedLinear` stands around it."""
-        first = self._run(self._packed, x)
+        first = self._run(self.packed, x)
         if not self._more:
             return first
         return torch.cat([first, *(kernel.run(packed, x) for kernel, packed in self._more)], dim=-1)

@@ -41,7 +41,7 @@ def route(rows: int, columns: int, inner: int) -> Route | None:
 JOINED_VECTORS = (
     Route(4, 1024, 0), Route(2, 1024, 0), Route(4, 512, 0), Route(8, 512, 0), Route(8, 1024, 0, 8), Route(2, 2048, 0), Route(4, 2048, 0, 8),
 )  # fmt: skip
-JOINED = tuple(Route(block_n, block_k, 1, 4, stages) for block_n in (16, 32) for block_k, stages in ((128, 4), (256, 3)))
+JOINED = tuple(Route(block_n, block_k, 1, 4, stages) for block_n in (16, 32) for block_k, stages in ((128, 4), (256, 2)))
 """Ways with the matrix units that the benchmark tries for products joined with what is around them."""
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pagoda.ops.activation import ActivationFacts
     from pagoda.ops.attention import AttentionFacts
     from pagoda.ops.moe import MoeMlpFacts, RouteFacts
+    from pagoda.ops.norm_gemm import NormGemmFacts
 
 FLOATS = frozenset({"float32", "bfloat16", "float16"})
 NEEDS = Needs(features=frozenset({Feature.TRITON}), dtypes=FLOATS, packages=("triton",))
@@ -27,6 +28,14 @@ def _attention_fits(facts: AttentionFacts) -> Reason | None:
 
 def _plain_silu(facts: ActivationFacts) -> Reason | None:
     return None if facts.kind == "silu" and facts.limit is None else f"plain SiLU only, not {facts.kind} with limit {facts.limit}"
+
+
+def plain_norm_gemm(facts: NormGemmFacts) -> Reason | None:
+    if facts.norm.bias or not facts.norm.weight:
+        return "norms with weights and no bias only"
+    if facts.dtype == "float16":
+        return "a weighted row is not normed before the product, which float16 may not hold"
+    return _plain_silu(facts.activation) if facts.activation is not None else None
 
 
 def _ungrouped(facts: RouteFacts) -> Reason | None:

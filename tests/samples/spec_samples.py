@@ -46,6 +46,7 @@ PLAIN = format_for({}, {}, "none")
 
 JOINED_KERNELS = (
     Kernel("rope_write", "joined", "pagoda.ops.rope_write:RopeWriteReference", rank=1.0),
+    Kernel("norm_gemm", "joined", "pagoda.ops.norm_gemm:NormGemmReference", rank=1.0),
     Kernel("add_rms_norm", "joined", "pagoda.ops.norm:AddRmsNormReference", rank=1.0),
 )
 """A kernel for every primitive of fusion."""

@@ -71,14 +71,15 @@ def test_the_view_names_what_there_is(plan: EnginePlan) -> None:
 
 def test_fusions_are_counted_with_their_reasons() -> None:
     plan = plan_engine(EngineConfig(device="cuda:h200", max_model_len=4096))
-    sums, writes = plan.fusions
+    sums, products, writes = plan.fusions
     assert (sums.op, sums.times, sums.apart) == ("add_rms_norm", 60, ())  # SmolLM2: 30 layers, whose first norm follows no addition
+    assert (products.op, products.times + sum(times for _, times in products.apart)) == ("norm_gemm", 59)
     assert (writes.op, writes.times, writes.apart) == ("rope_write", 30, ())
     assert {"rope_write", "add_rms_norm"} <= {choice.op for choice in plan.kernels if choice.chosen.name != "reference"}
     here = plan_engine(EngineConfig(device="reference", max_model_len=256))
-    assert [(fused.times, [times for _, times in fused.apart]) for fused in here.fusions] == [(0, [60]), (0, [30])]
+    assert [(fused.times, [times for _, times in fused.apart]) for fused in here.fusions] == [(0, [60]), (0, [59]), (0, [30])]
     found = json.loads(json.dumps(record(here)))["fusions"]
-    assert found[1]["apart"] == [{"reason": "no kernel but the reference here", "times": 30}]
+    assert found[2]["apart"] == [{"reason": "no kernel but the reference here", "times": 30}]
 
 
 def test_the_command_prints_either(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,10 @@ from pagoda.models.fusion import RULES, Rule, Site, chains_of, find, summary
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.rope import Rope
 from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Norm, QkNorm, Residual, Temper
+from pagoda.ops.activation import ActivationFacts
+from pagoda.ops.linear import GemmFacts
 from pagoda.ops.norm import NormFacts
+from pagoda.ops.norm_gemm import NormGemmFacts
 from pagoda.ops.registry import reference_kernels
 from pagoda.ops.rope_write import RopeWriteFacts
 from spec_samples import JOINED_KERNELS, build_model, draw_weights, opened, specs
@@ -85,6 +88,15 @@ def test_other_norms_and_other_residuals() -> None:
     assert reasons(with_layers(mixer_in=None, mixer_out=RMS), "add_rms_norm") == [None, "gemm follows add", None, None]
 
 
+def test_a_product_takes_addition_norm_and_activation_along() -> None:
+    norm, act = NormFacts("float32", 16, 1e-5), ActivationFacts("float32", "silu")
+    found = {path: site.facts for path, site in sites(SPEC, "norm_gemm").items() if site.facts is not None}
+    qkv, up = NormGemmFacts(norm, GemmFacts("float32", 16, 128)), NormGemmFacts(norm, GemmFacts("float32", 16, 48), act)
+    assert found == {"layers.0.ff": up, "layers.1.mixer": qkv, "layers.1.ff": up}
+    assert set(reasons(SPEC, "norm_gemm", stored="gguf")) == {"gemm_gguf follows rms_norm"}
+    assert "two parts read the norm" in reasons(with_layers(residual=Residual.PARALLEL), "norm_gemm")
+
+
 def test_an_adapter_between_keeps_a_product_apart_from_what_follows() -> None:
     rule = Rule("gemm_act", (("gemm", "gated_activation"),), lambda nodes: nodes[-1].facts)
     assert [site.path for site in sites(SPEC, "gemm_act", rules=(rule,)).values() if site.facts is not None] == [
@@ -112,8 +124,9 @@ def test_a_device_decides_by_its_kernels() -> None:
 
 def test_a_summary_counts() -> None:
     found = find(chains_of(with_attention(clip=1.0), FLOATS, Shard(), taps=(0,)))
-    sums, writes = summary(found)
+    sums, products, writes = summary(found)
     assert (sums.op, sums.times, sums.apart) == ("add_rms_norm", 3, (("a tap of hidden states sits between", 1),))
+    assert (products.op, products.times) == ("norm_gemm", 2)
     assert (writes.op, writes.times, writes.apart) == ("rope_write", 0, (("a clamp sits between", 2),))
 
 
