@@ -2,7 +2,8 @@
 
     python ci/parity_sweep.py DIR [--device cpu] [--tp 1,2]
 
-DIR holds a folder a checkpoint, as the parity oracle makes them. A number of ranks that does not divide a model is left out; what the file
+DIR holds a folder a checkpoint, as the parity oracle makes them; those of embed, classify and reward are named with that folder.
+A number of ranks that does not divide a model is left out; what the file
 says of other checkpoints, and of numbers of ranks that were not asked for, stays.
 """
 
@@ -25,6 +26,7 @@ from pagoda.models.parallel.shard import Shard
 from pagoda.serving.cli.parity_run import REFERENCE, Report, check
 
 ROOT = Path(__file__).resolve().parent.parent
+POOLED = ("embed", "classify", "reward")
 TARGET = ROOT / "docs/parity/results.json"
 
 
@@ -32,7 +34,7 @@ def sweep(folder: Path, backend: Backend, ranks: list[int], old: dict[str, Any])
     """The document: where it ran, and a record for each checkpoint. `old`: the document before."""
     kept = {record["name"]: [run for run in record["runs"] if run["tp"] not in ranks] for record in old.get("checkpoints", ())}
     paths = [path for path in sorted(folder.iterdir()) if (path / "config.json").is_file() and (path / REFERENCE).is_file()]
-    records = [_record(path, backend, ranks, kept.get(path.name, [])) for path in paths]
+    records = [_record(path, backend, ranks, kept.get(_name(path), [])) for path in paths]
     met = {record["name"] for record in records}
     others = [record for record in old.get("checkpoints", ()) if record["name"] not in met]
     return {
@@ -44,9 +46,13 @@ def sweep(folder: Path, backend: Backend, ranks: list[int], old: dict[str, Any])
     }
 
 
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}" if path.parent.name in POOLED else path.name
+
+
 def _record(path: Path, backend: Backend, ranks: list[int], kept: list[dict[str, Any]]) -> dict[str, Any]:
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    head = {"name": path.name, "architecture": config["architectures"][0], "model_type": config["model_type"]}
+    head = {"name": _name(path), "architecture": config["architectures"][0], "model_type": config["model_type"]}
     support = support_of(config)
     runs = [*kept, *(_run(path, backend, tp) for tp in ranks if _divides(path, tp))] if support != "unsupported" else []
     return {**head, **({"support": "bridge"} if support == "bridge" else {}), "runs": sorted(runs, key=lambda run: run["tp"])}

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pagoda.hal.errors import ConfigError, ModelError
 from pagoda.models.checkpoint import Also, Rename, Rule
 from pagoda.models.config import Config
+from pagoda.models.families.common import bidirectional
 from pagoda.models.families.pooled import NO_HEAD, labels, score_activation
 from pagoda.models.family import Family
 from pagoda.models.loading.sentence_transformers import KEY
@@ -100,7 +101,11 @@ def as_asked(family: Family, config: Mapping[str, Any], wanted: Wanted) -> Famil
         family = converted(family, _scores if wanted.convert == "classify" else _vectors, family.architectures)
     elif wanted.convert == "classify":
         raise ConfigError("--convert classify makes a scorer of a generator; this model already pools")
-    return replace(family, spec=lambda reader: _with_settings(family.spec(reader), reader, wanted), rules=family.rules)
+    return replace(
+        family,
+        spec=lambda reader: _with_settings(family.spec(reader), reader, wanted),
+        rules=lambda spec: (*family.rules(spec), Rename(f"{KEY}.{{i}}.{{t}}", "pooler.{i}.{t}")),
+    )
 
 
 def is_pooling(family: Family) -> bool:
@@ -113,20 +118,26 @@ def converted(base: Family, make: Make, architectures: tuple[str, ...]) -> Famil
 
     def spec(config: Config) -> DecoderSpec:
         made = base.spec(config)
-        config.ignore("tie_word_embeddings")
+        config.ignore("tie_word_embeddings", "is_causal")
+        if config.values.get("is_causal") is False or architectures[0].startswith("LlamaBidirectional"):
+            made = bidirectional(made)
         return replace(made, head=NO_HEAD, pooler=make(config))
 
     def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-        return (*_score_rules(spec), *_BARE, *base.rules(replace(spec, head=NO_HEAD)))
+        own = base.rules(replace(spec, head=NO_HEAD))
+        return (*_score_rules(spec), *_bare(own), *own)
 
     return Family(base.name, architectures, base.model_types, spec, rules, pools=True)
 
 
-_BARE: tuple[Rule, ...] = (
-    *(Also(f"{name}.{{x*}}", f"model.{name}.{{x*}}") for name in ("embed_tokens", "layers", "norm")),
-    *(Also(f"{name}.{{x*}}", f"transformer.{name}.{{x*}}") for name in ("h", "wte", "wpe", "ln_f")),
-)
-"""Bare models are stored without the prefix that they have below a head."""
+def _bare(own: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """Bare models are stored without the prefix that they have below a head, and that a family's `own` rules speak of."""
+    spoken = str(own)
+    used = {prefix: names for prefix, names in _PREFIXES.items() if f"'{prefix}." in spoken}
+    return tuple(Also(f"{name}.{{x*}}", f"{prefix}.{name}.{{x*}}") for prefix, names in used.items() for name in names)
+
+
+_PREFIXES = {"model": ("embed_tokens", "layers", "norm"), "transformer": ("h", "wte", "wpe", "ln_f")}
 
 
 def _score_rules(spec: DecoderSpec) -> tuple[Rule, ...]:

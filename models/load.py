@@ -110,6 +110,8 @@ def describe(
         _check_bridge(checkpoint, shard, quantization, lora, wanted)
         return _bridged(checkpoint, numerics, shard, table)
     spec = read_spec(family, checkpoint.config)
+    if spec.pooler is None and any(isinstance(layer.mixer, Bidirectional) for layer in spec.layers):
+        raise ModelError("this model attends in both directions and cannot generate; run it with --runner pooling")
     source = checkpoint.open() if checkpoint.open is not None else None
     format = format_for(checkpoint.config, source.tensors if source else {}, quantization)
     listed = Builder(numerics, Shard(), format_for({}, {}, "none"))

@@ -11,9 +11,11 @@ from pagoda.hal.errors import ModelError
 from pagoda.models.conversion import AS_IT_IS, Wanted, as_asked, pooling_family
 from pagoda.models.families.afmoe import AFMOE
 from pagoda.models.families.baichuan import BAICHUAN
-from pagoda.models.families.bert import BERT, ELECTRA, ROBERTA
+from pagoda.models.families.bert import BEFORE, BERT, DATA2VEC, ELECTRA, ERNIE, ROBERTA
 from pagoda.models.families.classic import CLASSIC
 from pagoda.models.families.cohere import COHERE, COHERE2, COHERE2_MOE
+from pagoda.models.families.colbert import COLBERT
+from pagoda.models.families.distil import DISTIL
 from pagoda.models.families.expert_kin import EXPERT_KIN
 from pagoda.models.families.falcon import FALCON
 from pagoda.models.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
@@ -35,6 +37,7 @@ from pagoda.models.families.phi3 import PHI3
 from pagoda.models.families.qwen import QWEN2, QWEN3
 from pagoda.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from pagoda.models.families.recurrent_kin import RECURRENT_KIN
+from pagoda.models.families.rope_encoders import ROPE_ENCODERS
 from pagoda.models.families.routed import ROUTED
 from pagoda.models.families.smollm3 import SMOLLM3
 from pagoda.models.families.stablelm import STABLELM
@@ -48,7 +51,7 @@ BUILT_IN = (
     GPT_OSS, MIXTRAL, GRANITE, GRANITE_MOE, OLMO, OLMO2, OLMO3, OLMOE, FLEX_OLMO, *ROUTED, COHERE, COHERE2, COHERE2_MOE,
     AFMOE, BAICHUAN, STABLELM, STARCODER2, GLM, GLM4,
     FALCON, *CLASSIC, *LATENT, *GPT_KIN, *EXPERT_KIN, *LLAMA4, PHI_MOE, *RECURRENT_KIN,
-    BERT, ROBERTA, ELECTRA,
+    BERT, ROBERTA, ELECTRA, ERNIE, DATA2VEC, *BEFORE, *COLBERT, *DISTIL, *ROPE_ENCODERS,
 )  # fmt: skip
 
 

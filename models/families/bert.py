@@ -10,7 +10,7 @@ from pagoda.models.families.common import activation
 from pagoda.models.families.pooled import NO_HEAD, encoder_pooler, post_norm_layers, self_attention
 from pagoda.models.family import Family
 from pagoda.models.pooling import Dense, Pooler, PoolStep
-from pagoda.models.spec import DecoderSpec, Embed, Learned, Mlp, Norm
+from pagoda.models.spec import DecoderSpec, Embed, Layer, Learned, Mlp, Norm
 
 HEADS = {
     "bert": (Dense(0, "tanh"),), "roberta": (Dense(0, "tanh"),), "electra": (Dense(0, "gelu"),),
@@ -18,8 +18,8 @@ HEADS = {
 """What stands before the scores of a whole text; the width is the model's."""
 
 
-def bert(config: Config, line: str = "bert", offset: int = 0) -> DecoderSpec:
-    """`offset`: of the first position in its table."""
+def bert(config: Config, line: str = "bert", offset: int = 0, before: bool = False, embed_norm: bool = True) -> DecoderSpec:
+    """`offset`: of the first position in its table. `before`: norms come before sublayers; then the embeddings may lack one."""
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     config.require("position_embedding_type", "absolute", default="absolute")
     config.ignore("tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
@@ -29,17 +29,16 @@ def bert(config: Config, line: str = "bert", offset: int = 0) -> DecoderSpec:
     rows = config.integer("max_position_embeddings")
     ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_act"), gated=False, up_bias=True, down_bias=True)
     head = _head(config, line, width)
+    count, mixer = config.integer("num_hidden_layers"), self_attention(heads, width // heads)
     return DecoderSpec(
         vocab=config.integer("vocab_size"),
         width=width,
-        layers=post_norm_layers(
-            config.integer("num_hidden_layers"), self_attention(heads, width // heads), ff, norm, embed_norm=narrow == width
-        ),
+        layers=(Layer(mixer, ff, norm, ff_in=norm),) * count if before else post_norm_layers(count, mixer, ff, norm, narrow == width),
         norm=norm,
         embed=Embed(
             positions=Learned(rows, offset),
             types=config.integer("type_vocab_size", default=2),
-            norm=None if narrow == width else norm,
+            norm=norm if (before and embed_norm) or narrow != width else None,
             width=None if narrow == width else narrow,
         ),
         head=NO_HEAD,
@@ -58,6 +57,27 @@ def roberta(config: Config) -> DecoderSpec:
     return bert(config, "roberta", pad + 1)
 
 
+def roberta_before(config: Config) -> DecoderSpec:
+    """Norms before sublayers, one more after the last layer."""
+    return bert(config, "roberta", config.integer("pad_token_id", default=1) + 1, before=True)
+
+
+def roberta_xl(config: Config) -> DecoderSpec:
+    """The same without a norm of the embeddings."""
+    return bert(config, "roberta", config.integer("pad_token_id", default=1) + 1, before=True, embed_norm=False)
+
+
+def megatron(config: Config) -> DecoderSpec:
+    return bert(config, "bert", before=True, embed_norm=False)
+
+
+def ernie(config: Config) -> DecoderSpec:
+    """BERT; its third kind of embeddings, by task, is only read where it is used, which none of the published models does."""
+    config.require("use_task_id", False, None)
+    config.ignore("task_type_vocab_size")
+    return bert(config)
+
+
 def electra(config: Config) -> DecoderSpec:
     return bert(config, "electra")
 
@@ -72,7 +92,7 @@ def bert_rules(prefix: str, spec: DecoderSpec) -> tuple[Rule, ...]:
         Rename(f"{prefix}.embeddings.word_embeddings.{{t}}", "embed.{t}"),
         Rename(f"{prefix}.embeddings.position_embeddings.weight", "embed.positions"),
         Rename(f"{prefix}.embeddings.token_type_embeddings.weight", "embed.types"),
-        Rename(f"{prefix}.embeddings.LayerNorm.{{t}}", "layers.0.mixer_in.{t}" if spec.embed.width is None else "embed.norm.{t}"),
+        Rename(f"{prefix}.embeddings.LayerNorm.{{t}}", "layers.0.mixer_in.{t}" if spec.embed.norm is None else "embed.norm.{t}"),
         Rename(f"{prefix}.embeddings_project.{{t}}", "embed.widen.{t}"),
         *layer_rules(f"{prefix}.encoder.layer", len(spec.layers)),
     )
@@ -92,6 +112,16 @@ def layer_rules(at: str, count: int, names: dict[str, str] | None = None, last: 
         *(Rename(f"{at}.{i}.{last}.{{t}}", f"layers.{i + 1}.mixer_in.{{t}}") for i in range(count - 1)),
         Rename(f"{at}.{count - 1}.{last}.{{t}}", "norm.{t}"),
     )
+
+
+def before_rules(prefix: str, spec: DecoderSpec, names: dict[str, str], last: str) -> tuple[Rule, ...]:
+    """Of models whose norms come before: `names` of the norms in a layer, and the one after the last layer."""
+    at = f"{prefix}.encoder.layer"
+    plain = {theirs: ours for theirs, ours in _LAYER.items() if "LayerNorm" not in theirs}
+    layers = (Rename(f"{at}.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in (plain | names).items())
+    parts = dict.fromkeys((last.partition(".")[0], "encoder"))
+    bare = (Also(f"{part}.{{x*}}", f"{prefix}.{part}.{{x*}}") for part in parts)
+    return (*bare, Rename(f"{prefix}.{last}.{{t}}", "norm.{t}"), *layers, *bert_rules(prefix, spec))
 
 
 def head_rules(prefix: str, pooler: Pooler | None) -> tuple[Rule, ...]:
@@ -123,5 +153,30 @@ ROBERTA = Family(
     roberta,
     lambda spec: bert_rules("roberta", spec),
     pools=True,
+)
+BEFORE = (
+    Family(
+        "roberta_prelayernorm", architectures("RobertaPreLayerNorm"), ("roberta-prelayernorm",), roberta_before,
+        lambda spec: before_rules(
+            "roberta_prelayernorm", spec, {"attention.LayerNorm": "mixer_in", "intermediate.LayerNorm": "ff_in"}, "LayerNorm"
+        ),
+        pools=True,
+    ),
+    Family(
+        "xlm_roberta_xl", architectures("XLMRobertaXL"), ("xlm-roberta-xl",), roberta_xl,
+        lambda spec: before_rules(
+            "roberta", spec, {"attention.self_attn_layer_norm": "mixer_in", "LayerNorm": "ff_in"}, "encoder.LayerNorm"
+        ),
+        pools=True,
+    ),
+    Family(
+        "megatron_bert", architectures("MegatronBert"), ("megatron-bert",), megatron,
+        lambda spec: before_rules("bert", spec, {"attention.ln": "mixer_in", "ln": "ff_in"}, "encoder.ln"),
+        pools=True,
+    ),
+)  # fmt: skip
+ERNIE = Family("ernie", architectures("Ernie"), ("ernie",), ernie, lambda spec: bert_rules("ernie", spec), pools=True)
+DATA2VEC = Family(
+    "data2vec_text", architectures("Data2VecText"), ("data2vec-text",), roberta, lambda spec: bert_rules("data2vec_text", spec), pools=True
 )
 ELECTRA = Family("electra", architectures("Electra"), ("electra",), electra, lambda spec: bert_rules("electra", spec), pools=True)

@@ -20,7 +20,7 @@ from pagoda.models.rope import (
     YarnScaling,
     yarn_attention_factor,
 )
-from pagoda.models.spec import Attention, DecoderSpec, Layer, Moe, Norm, Window
+from pagoda.models.spec import Attention, Bidirectional, DecoderSpec, Layer, Moe, Norm, Window
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
@@ -185,14 +185,20 @@ def change_layers(spec: DecoderSpec, change: Callable[[int, Layer, Attention], L
     return replace(spec, layers=tuple(change(i, layer, _attention_in(layer)) for i, layer in enumerate(spec.layers)))
 
 
+def bidirectional(spec: DecoderSpec) -> DecoderSpec:
+    """The spec with every layer seeing the whole prompt."""
+    return change_layers(spec, lambda _, layer, attention: replace(layer, mixer=Bidirectional(attention)))
+
+
 def attention_of(spec: DecoderSpec) -> Attention:
     """The first layer's attention, of families whose layers agree in geometry."""
     return _attention_in(spec.layers[0])
 
 
 def _attention_in(layer: Layer) -> Attention:
-    assert isinstance(layer.mixer, Attention)
-    return layer.mixer
+    mixer = layer.mixer.attention if isinstance(layer.mixer, Bidirectional) else layer.mixer
+    assert isinstance(mixer, Attention)
+    return mixer
 
 
 def listed_experts(spec: DecoderSpec, block: str, names: Mapping[str, str]) -> tuple[Rule, ...]:

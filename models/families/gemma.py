@@ -8,7 +8,7 @@ from pagoda.models.config import Config
 from pagoda.models.families.common import Heads, activation, change_layers, llama_rules, rms, rope, windows
 from pagoda.models.family import Family
 from pagoda.models.rope import Rope
-from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, QkNorm, Window
+from pagoda.models.spec import Attention, Bidirectional, DecoderSpec, Embed, Head, Layer, Mlp, QkNorm, Window
 
 SANDWICH = {
     "input_layernorm": "mixer_in",
@@ -54,8 +54,9 @@ def gemma3(config: Config) -> DecoderSpec:
 
 def _layer(config: Config, window: Window | None, position: Rope, qk_norm: QkNorm | None) -> Layer:
     heads, norm = Heads.read(config, config.integer("hidden_size")), rms(config, offset=1.0)
-    config.require("use_bidirectional_attention", None, False)
-    bias = config.flag("attention_bias", default=False)
+    bias, both_ways = config.flag("attention_bias", default=False), config.flag("use_bidirectional_attention", default=False)
+    if both_ways and window is not None:
+        window = replace(window, size=window.size // 2)  # to each side
     attention = Attention(
         heads.heads,
         heads.kv_heads,
@@ -69,7 +70,7 @@ def _layer(config: Config, window: Window | None, position: Rope, qk_norm: QkNor
         out_bias=bias,
     )
     ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_activation", "hidden_act"))
-    return Layer(attention, ff, norm, norm, norm, norm)
+    return Layer(Bidirectional(attention) if both_ways else attention, ff, norm, norm, norm, norm)
 
 
 def _windows(config: Config, period: int) -> tuple[Window | None, ...]:

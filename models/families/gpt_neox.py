@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagoda.models.checkpoint import Drop, Rename, Rule
+from pagoda.models.checkpoint import Also, Drop, Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.families.common import activation, interleaved_qkv, max_positions, rope
 from pagoda.models.family import Family
@@ -41,6 +41,7 @@ def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         "mlp.dense_h_to_4h": "ff.up", "mlp.dense_4h_to_h": "ff.down",
     }  # fmt: skip
     return (
+        *(Also(f"{part}.{{x*}}", f"gpt_neox.{part}.{{x*}}") for part in ("embed_in", "final_layer_norm", "layers")),
         *(Drop(f"gpt_neox.layers.{{i}}.attention.{name}") for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
         Rename("gpt_neox.embed_in.{t}", "embed.{t}"),
         Rename("gpt_neox.final_layer_norm.{t}", "norm.{t}"),

@@ -46,8 +46,8 @@ def score_activation(config: Config, count: int) -> Literal["softmax", "sigmoid"
 _ACTIVATIONS: dict[str, Literal["softmax", "sigmoid", "none"]] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 
 
-def encoder_pooler(config: Config, head: Sequence[PoolStep], kind: Literal["cls", "mean"] = "cls") -> Pooler:
-    """By architecture: a label's scores of the whole text behind `head`, of each token, or vectors."""
+def encoder_pooler(config: Config, head: Sequence[PoolStep], kind: Literal["cls", "mean"] = "cls", *, token_head: bool = False) -> Pooler:
+    """By architecture: a label's scores of the whole text behind `head`, of each token (behind it too: `token_head`), or vectors."""
     name = architecture(config)
     if "Classification" not in name:
         return Pooler("embed", kind, normalize=True)
@@ -57,7 +57,7 @@ def encoder_pooler(config: Config, head: Sequence[PoolStep], kind: Literal["cls"
     scores = Dense(len(named))
     activation = score_activation(config, len(named))
     if "ForToken" in name:
-        return Pooler("classify", "all", (scores,), activation=activation, labels=named)
+        return Pooler("classify", "all", (*(head if token_head else ()), scores), activation=activation, labels=named)
     return Pooler("classify", kind, (*head, scores), activation=activation, labels=named)
 
 

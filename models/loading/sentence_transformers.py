@@ -83,7 +83,7 @@ def _max_tokens(folder: Path) -> int | None:
 
 
 class WithModules:
-    """A `WeightSource` with the projections' tensors beside the model's, as `pooler.{place}.…`."""
+    """A `WeightSource` with the projections' tensors beside the model's, as `KEY.{place}.…`."""
 
     naming: Naming
 
@@ -93,7 +93,7 @@ class WithModules:
         tensors: dict[str, StoredTensor] = dict(base.tensors)
         for place, source in enumerate(self._sources[1:]):
             for name, tensor in source.tensors.items():
-                tensors[f"pooler.{place}.{name.removeprefix('linear.')}"] = Renamed(tensor.name, tensor)
+                tensors[f"{KEY}.{place}.{name.removeprefix('linear.')}"] = Renamed(tensor.name, tensor)
         self.tensors: Mapping[str, StoredTensor] = tensors
 
     def close(self) -> None:

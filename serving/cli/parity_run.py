@@ -17,6 +17,7 @@ from pagoda.models.direct import DirectRun
 from pagoda.models.load import Checkpoint, describe, load_model, open_checkpoint
 from pagoda.models.parallel.shard import Shard
 from pagoda.ops.table import kernel_table
+from pagoda.serving.cli.parity_pooled import check_pooled, is_pooled
 from pagoda.serving.engine.params import MAX_LOGPROBS, SamplingParams
 from pagoda.serving.frontend.outputs import Logprob
 from pagoda.serving.sdk import LLM
@@ -61,6 +62,8 @@ def check(path: Path, backend: Backend, ranks: int = 1, tolerance: Tolerance | N
         if not (path / REFERENCE).is_file():
             raise ConfigError(f"there is no {REFERENCE} beside the checkpoint; give a folder that the parity oracle made")
         reference = load_file(path / REFERENCE)
+        if is_pooled(reference):
+            return Report(str(path), tuple(check_pooled(path, backend.name, reference, turns(reference), ranks, tolerance)))
         findings = [*_check_model(open_checkpoint(path), backend, reference, ranks, tolerance)]
         findings += _check_engine(path, backend.name, reference, ranks, tolerance)
     except PagodaError as error:
