@@ -243,14 +243,15 @@ class Decoder:
         )
 
     def forward(self, inputs: ModelInputs) -> ModelOutput:
-        step = Step(inputs.groups, inputs.plans, self._rotations(inputs), inputs.positions, inputs.adapters, inputs.segments)
+        routed: list[torch.Tensor] | None = [] if inputs.routed else None
+        step = Step(inputs.groups, inputs.plans, self._rotations(inputs), inputs.positions, inputs.adapters, inputs.segments, routed)
         stream = Stream(self._embed(inputs))
         taps: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self._layers):
             layer(stream, step)
             if index in inputs.taps:
                 taps[index] = stream.tap()
-        return ModelOutput(stream.read(self._norm), tuple(taps[index] for index in inputs.taps))
+        return ModelOutput(stream.read(self._norm), tuple(taps[index] for index in inputs.taps), tuple(routed or ()))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._head is None:

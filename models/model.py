@@ -46,7 +46,7 @@ class ModelInputs:
         groups: a `PagedBatch` per cache group.
         plans: what `Model.plan` returned for these groups.
         embeddings: (rows `[E]` int64, values `[E, width]`) that replace looked-up embeddings (media), or None.
-        taps: layers whose hidden states are wanted.
+        taps: layers whose hidden states are wanted. routed: so are the experts that each layer chooses.
         adapters: `[T]` int32, adapter slot of each token or −1; None: no token has one.
         lengths: `[T]` int64, any length within the epoch (`LengthEpochs`) of each token's request; None: the lengths in `groups` are.
         segments: where each row's tokens lie; needed by models that attend in both directions, whose rows are whole prompts.
@@ -59,6 +59,7 @@ class ModelInputs:
     plans: tuple[Any, ...] = ()
     embeddings: tuple[torch.Tensor, torch.Tensor] | None = None
     taps: tuple[int, ...] = ()
+    routed: bool = False
     adapters: torch.Tensor | None = None
     lengths: torch.Tensor | None = None
     segments: Segments | None = None
@@ -66,13 +67,14 @@ class ModelInputs:
 
 
 class ModelOutput:
-    """Hidden states after the last norm `[T, width]`, and those of tapped layers."""
+    """Hidden states after the last norm `[T, width]`, those of tapped layers, and the experts `[T, k]` that each layer with any chose."""
 
-    __slots__ = ("hidden", "taps")
+    __slots__ = ("hidden", "routed", "taps")
 
-    def __init__(self, hidden: torch.Tensor, taps: tuple[torch.Tensor, ...] = ()) -> None:
+    def __init__(self, hidden: torch.Tensor, taps: tuple[torch.Tensor, ...] = (), routed: tuple[torch.Tensor, ...] = ()) -> None:
         self.hidden = hidden
         self.taps = taps
+        self.routed = routed
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,8 @@ class MoeBlock:
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of `[T, width]`, to be summed over ranks."""
         weights, ids = self._route(self._router(x, step.adapters), self._correction)
+        if step.routed is not None:
+            step.routed.append(ids)
         out = self._run(self._packed, x, weights, ids)
         return out if self._shared is None else out + self._gated(self._shared, x, step)
 

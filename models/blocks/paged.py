@@ -17,7 +17,10 @@ from pagoda.ops.state import StateBatch
 
 @dataclass(slots=True)
 class Step:
-    """What the layers of one forward share: batches and plans per cache group, cos and sin per rope, positions and adapter slots `[T]`."""
+    """What the layers of one forward share: batches and plans per cache group, cos and sin per rope, positions and adapter slots `[T]`.
+
+    routed: where each layer with experts leaves the ids that it chose, `[T, k]`; None: nobody asks.
+    """
 
     groups: tuple[PagedBatch, ...]
     plans: tuple[Any, ...]
@@ -25,6 +28,7 @@ class Step:
     positions: torch.Tensor
     adapters: torch.Tensor | None = None
     segments: Segments | None = None
+    routed: list[torch.Tensor] | None = None
     _states: dict[tuple[int, int], StateBatch] = field(default_factory=dict)
 
     def states(self, group: int, page: int) -> StateBatch:

@@ -58,7 +58,7 @@ class StepBatch:
         top_logprobs: largest top-k asked for. samples: what is sampled, on the host.
         lengths: of the rows, exact; None in decode steps, whose kernels need none of the host.
         shared: of each cache group, whether its rows share a beginning (`PagedBatch.shared`).
-        taps: layers whose hidden states are wanted, of the tokens in the view `tap_rows`.
+        taps: layers whose hidden states are wanted, of the tokens in the view `tap_rows`. routed: the chosen experts are.
     """
 
     layout: Layout
@@ -75,6 +75,7 @@ class StepBatch:
     lengths: HostLengths | None = None
     shared: tuple[bool, ...] = ()
     taps: tuple[int, ...] = ()
+    routed: bool = False
 
     @property
     def every_row_sampled(self) -> bool:
@@ -250,6 +251,7 @@ class _Columns:
             lengths=None if plan.num_tokens == plan.num_rows else self._lengths(),
             shared=tuple(shared is not None for shared in self.shared),
             taps=plan.taps,
+            routed=plan.routed is not None,
         )
 
     def _lengths(self) -> HostLengths:

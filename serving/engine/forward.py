@@ -24,6 +24,7 @@ class StepTensors(NamedTuple):
     sampled: Sampled
     hidden: torch.Tensor
     taps: torch.Tensor | None
+    routed: torch.Tensor | None = None
 
 
 class Forward:
@@ -58,7 +59,8 @@ class Forward:
         sampled = self.nothing() if logits is None else self.sample(logits, batch)
         rows = batch.views.get("tap_rows")
         taps = torch.stack([tap[rows].float() for tap in output.taps]) if rows is not None else None
-        return StepTensors(sampled, output.hidden, taps)
+        routed = torch.stack(output.routed)[:, : batch.num_tokens] if batch.routed else None
+        return StepTensors(sampled, output.hidden, taps, routed)
 
     def hidden(self, batch: StepBatch, groups: tuple[PagedBatch, ...], plans: tuple[Any, ...]) -> torch.Tensor:
         """The model's last hidden states; writes this step's K and V."""
@@ -80,6 +82,7 @@ class Forward:
             groups,
             plans,
             taps=batch.taps,
+            routed=batch.routed,
             adapters=views.get("adapters"),
             lengths=lengths,
             segments=segments,

@@ -83,6 +83,7 @@ class StepPlan:
         adapters: optional `[R]` int32 device slot of each row's adapter, −1 for none; None where no row has one.
         placements: adapters to put into device slots before the step.
         taps: layers whose hidden states the step gives. tapped: `[R]` bool, of whose tokens; None where `taps` is empty.
+        routed: `[R]` bool, the rows whose tokens' experts the step gives; None: no row's.
         stop_after: no row outlives this step count (multi-step replays); 1 means a single step.
     """
 
@@ -106,6 +107,7 @@ class StepPlan:
     placements: tuple[Placement, ...] = ()
     taps: tuple[int, ...] = ()
     tapped: BoolArray | None = None
+    routed: BoolArray | None = None
     stop_after: int = 1
 
     @property
@@ -137,7 +139,8 @@ class StepResult:
         logprobs: sampled-row index → `RowLogprobs` with N = count, for rows that asked.
         prompt_logprobs: row index → `RowLogprobs` over this chunk's *next* tokens, for rows that asked.
         hidden: row index → `[L, N, width]` float32, what the plan's `taps` gave after the layer, of the row's tokens: all but rejected
-            drafts, accepted ones along their path. experts: routed experts, where asked for.
+            drafts, accepted ones along their path. experts: likewise `[L, N, k]` int32, what each layer with
+            experts chose, of the plan's `routed` rows.
         bad_rows: sampled rows whose logits held NaN; they are failed, not served.
         in_place: `[S]` int32, of a step with drafts: accepted ones whose K and V lie where the sequence's own would; those of another
             branch of a tree are computed again. None: all of them.
@@ -150,7 +153,7 @@ class StepResult:
     logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
     hidden: dict[int, FloatArray] = field(default_factory=dict)
-    experts: Any = None
+    experts: dict[int, IntArray] = field(default_factory=dict)
     bad_rows: tuple[int, ...] = ()
     in_place: IntArray | None = None
     pooled: dict[int, FloatArray] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from pagoda.hal.device import Device
 from pagoda.hal.stream import Event, Stream
-from pagoda.serving.engine.plan import FloatArray, IntArray, LongArray, RowLogprobs, StepPlan, StepResult
+from pagoda.serving.engine.plan import BoolArray, IntArray, LongArray, RowLogprobs, StepPlan, StepResult
 from pagoda.serving.engine.sampler import Logprobs, Sampled
 from pagoda.serving.engine.samples import Accepted, Samples, accepted
 
@@ -55,10 +56,21 @@ class Pending:
             counts=kept.counts,
             logprobs=_of_rows(self.logprob_rows, kept, flat, arrays) if len(self.logprob_rows) else {},
             prompt_logprobs={prompt.row: RowLogprobs(prompt.token_ids.astype(np.int32), *_four(arrays)) for prompt in self.prompts},
-            hidden=hidden_rows(self.plan, self.samples, kept, next(arrays)) if self.plan.tapped is not None else {},
+            hidden=self._of_tokens(self.plan.tapped, kept, arrays),
+            experts=self._of_all_tokens(kept, arrays),
             bad_rows=_rows_of(kept, bad) if bad.any() else (),
             in_place=kept.in_place if self.plan.drafts is not None else None,
         )
+
+    def _of_tokens(self, rows: BoolArray | None, kept: Accepted, arrays: Iterator[Any]) -> dict[int, Any]:
+        return {} if rows is None else states_of_rows(self.plan, rows, self.samples, kept, next(arrays))
+
+    def _of_all_tokens(self, kept: Accepted, arrays: Iterator[Any]) -> dict[int, Any]:
+        rows = self.plan.routed
+        if rows is None:
+            return {}
+        asked = next(arrays)[:, np.repeat(rows, self.plan.lengths)]
+        return states_of_rows(self.plan, rows, self.samples, kept, asked)
 
     def _kept(self, flat: IntArray) -> Accepted:
         if self.plan.drafts is None or not len(flat):
@@ -83,16 +95,18 @@ class ResultCopier:
         sampled: Sampled,
         logprob_rows: LongArray,
         prompts: tuple[PromptLogprobs, ...],
-        taps: torch.Tensor | None = None,
+        states: Sequence[torch.Tensor] = (),
     ) -> Pending:
-        """Copy the real samples, all logprobs (`logprob_rows`: whose, among the samples) and states of tapped layers; returns at once."""
+        """Copy the real samples, all logprobs and `states`; returns at once.
+
+        logprob_rows: whose logprobs, among the samples. states: of tapped layers and chosen experts, where the plan asks for them.
+        """
         count = len(samples.rows)
         tensors = [sampled.tokens[:count], sampled.bad[:count]]
         tensors += sampled.logprobs or ()
         for prompt in prompts:
             tensors += prompt.values
-        if taps is not None:
-            tensors.append(taps)
+        tensors += states
         flat = torch.cat([_bits(tensor) for tensor in tensors])
         host = self._next(len(flat))
         host.copy_(flat, non_blocking=True)
@@ -106,10 +120,9 @@ class ResultCopier:
         return self._buffers[self._turn][:size]
 
 
-def hidden_rows(plan: StepPlan, samples: Samples, kept: Accepted, states: FloatArray) -> dict[int, FloatArray]:
-    """`StepResult.hidden` of all tokens of the tapped rows, `[L, N, width]`: by row, without the drafts that were rejected."""
-    assert plan.tapped is not None
-    rows = np.flatnonzero(plan.tapped)
+def states_of_rows(plan: StepPlan, asked: BoolArray, samples: Samples, kept: Accepted, states: NDArray[Any]) -> dict[int, NDArray[Any]]:
+    """Of `states` of all tokens of the rows asked for, `[L, N, width]`, those of each row, without the drafts that were rejected."""
+    rows = np.flatnonzero(asked)
     parts = dict(zip(rows.tolist(), np.split(states, np.cumsum(plan.lengths[rows])[:-1], axis=1), strict=True))
     if plan.drafts is None:
         return parts

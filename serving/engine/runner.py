@@ -52,6 +52,10 @@ class RunnerLimits:
     in_flight: int = 2
 
 
+Executed = tuple[Sampled, tuple[PromptLogprobs, ...], list[torch.Tensor]]
+"""What a step gave on the device: its samples, scores of prompts, and states of tapped layers and chosen experts, where asked for."""
+
+
 class Runner:
     """Runs step plans on one device, in order.
 
@@ -98,12 +102,12 @@ class Runner:
         """Start a step; its values are there when `Pending.wait` returns. Raises what the device raises."""
         with self._stream:
             self._prepare(plan)
-            as_it_is = bool(plan.taps) or self._slots.score_prompt(plan.slots, plan.starts)
+            as_it_is = bool(plan.taps) or plan.routed is not None or self._slots.score_prompt(plan.slots, plan.starts)
             bucket = None if as_it_is else self._captured.bucket(plan)
             batch = self._packer.pack(plan, bucket)
-            sampled, prompts, taps = self._execute(plan, batch, padded=bucket is not None)
+            sampled, prompts, states = self._execute(plan, batch, padded=bucket is not None)
             asked = self._slots.rows_with(plan.slots[batch.samples.rows], Use.LOGPROBS)
-            return self._copier.start(self._stream, plan, batch.samples, sampled, asked, prompts, taps)
+            return self._copier.start(self._stream, plan, batch.samples, sampled, asked, prompts, states)
 
     def warm_up(self) -> None:
         """Before the first request: the largest prompt step, so that what it needs is there, and the decode steps of every bucket,
@@ -196,11 +200,12 @@ class Runner:
         there = self.device.torch_device
         self.pages.copy(torch.from_numpy(copies.source).to(there), torch.from_numpy(copies.target).to(there))
 
-    def _execute(self, plan: StepPlan, batch: StepBatch, padded: bool) -> tuple[Sampled, tuple[PromptLogprobs, ...], torch.Tensor | None]:
+    def _execute(self, plan: StepPlan, batch: StepBatch, padded: bool) -> Executed:
         if padded:
-            return self._captured(batch, self._packer.generation), (), None
+            return self._captured(batch, self._packer.generation), (), []
         tensors = self._forward(batch)
-        return tensors.sampled, self._prompt_logprobs(plan, tensors.hidden), tensors.taps
+        states = [each for each in (tensors.taps, tensors.routed) if each is not None]
+        return tensors.sampled, self._prompt_logprobs(plan, tensors.hidden), states
 
     def _dummy(self, rows: int, length: int, params: SamplingParams, adapted: bool) -> StepPlan:
         """A step of so many rows of `length` tokens that reads and writes page 0; `adapted`: with an empty adapter."""
