@@ -30,7 +30,7 @@ def documents() -> dict[str, str]:
     bridged = [row for row in table if row.support == "bridge"]
     count = f"{len(native)} architectures are native, {_green(native)} of them green; {len(bridged)} are bridged, {_green(bridged)} green"
     why = as_reasons(table)
-    below = f"\nWhy the bridge refuses the others:\n\n{why}" if why else ""
+    below = f"\nWhy the bridge refuses the others, or is red:\n\n{why}" if why else ""
     where = f"the last sweep ran on {swept.get('made', '–')} (`{swept.get('device', '–')}`, torch {swept.get('torch', '–')})."
     return {"models.md": f"{HEAD}\n{count}; {where}\n\n{as_table(table)}{below}", "models.json": as_data(table)}
 

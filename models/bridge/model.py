@@ -45,6 +45,17 @@ class BridgedAttention(PagedMixer):
         return self.attend(q, k, v, self._now.step, options["s_aux"] if self._sinks else None)[None]
 
 
+class InTurn:
+    """The calls of a module that attends several times in a forward, one after another."""
+
+    def __init__(self, calls: list[BridgedAttention]) -> None:
+        self._calls, self._next = calls, 0
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        call, self._next = self._calls[self._next], (self._next + 1) % len(self._calls)
+        return call(*arguments)
+
+
 class BridgeModel:
     """Implements `models.model.Model` on one rank.
 
@@ -70,8 +81,9 @@ class BridgeModel:
         if module is not None:
             self.loaded.add([*module.parameters(), *module.buffers()])
             self._body = module.get_submodule(spec.body)
-            for call, mixer in zip(spec.calls, self._mixers, strict=True):
-                setattr(module.get_submodule(call.path), ATTRIBUTE, mixer)
+            for path in {call.path for call in spec.calls}:
+                own = [mixer for call, mixer in zip(spec.calls, self._mixers, strict=True) if call.path == path]
+                setattr(module.get_submodule(path), ATTRIBUTE, own[0] if len(own) == 1 else InTurn(own))
 
     def page_sizes(self) -> tuple[int, ...]:
         """Tokens per page that every call's attention kernel allows, in the device's order."""

@@ -25,7 +25,7 @@ class Row:
         support: "native"; "bridge" where transformers' module runs on our pages; "unsupported" where a reference exists and neither serves.
         tp: numbers of ranks with which its answers were compared and agreed.
         parity: red where any comparison differed.
-        reason: of architectures that the bridge refuses, why.
+        reason: of architectures that the bridge refuses or runs red, why.
     """
 
     architecture: str
@@ -72,7 +72,7 @@ def as_table(table: list[Row]) -> str:
 
 
 def as_reasons(table: list[Row]) -> str:
-    """Why the bridge refuses an architecture, as a Markdown list; empty where it refuses none."""
+    """Why the bridge refuses an architecture or is red, as a Markdown list; empty where there is none."""
     return "".join(f"* {row.architecture}: {row.reason}\n" for row in table if row.reason)
 
 
@@ -85,5 +85,7 @@ def _row(name: str, model_types: tuple[str, ...], met: list[dict[str, Any]]) -> 
     ranks = sorted({run["tp"] for run in runs})
     agreed = tuple(tp for tp in ranks if all(run["passed"] for run in runs if run["tp"] == tp))
     parity: Parity = "untested" if not runs else "green" if all(run["passed"] for run in runs) else "red"
-    support: Support = "native" if tasks is not None else "bridge"
-    return Row(name, ", ".join(types), support, tasks or ("generate",), agreed, parity)
+    if tasks is not None:
+        return Row(name, ", ".join(types), "native", tasks, agreed, parity)
+    reason = "" if parity == "green" else f"logits are {max(run['worst'] or 0 for run in runs)} standard deviations off, the limit is 0.001"
+    return Row(name, ", ".join(types), "bridge", ("generate",), agreed, parity, reason)
