@@ -63,3 +63,26 @@ def accepts(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
     matcher = grammar()
     ids = tokenizer.encode(text, add_special_tokens=False)
     return all(matcher.advance(token) for token in ids) and bool(matcher.advance(tokenizer.eos_ids[0]))
+
+
+def schema(draw: random.Random, depth: int = 0) -> dict[str, Any]:
+    """One of many shapes; numbers and texts have bounds, so that walks end."""
+    kind = draw.choice(["integer", "string", "boolean", "null", "enum", "const", *(["object", "array", "anyOf"] if depth < 3 else [])])
+    if kind == "object":
+        names = draw.sample(["a", "bc", "d é", 'e"', "f"], draw.randint(0, 4))
+        made = {"type": "object", "properties": {name: schema(draw, depth + 1) for name in names}}
+        return made | {"required": draw.sample(names, draw.randint(0, len(names)))} | draw.choice([{}, {"additionalProperties": False}])
+    if kind == "array":
+        least = draw.randint(0, 2)
+        return {"type": "array", "items": schema(draw, depth + 1), "minItems": least, "maxItems": least + draw.randint(0, 2)}
+    if kind == "anyOf":
+        return {"anyOf": [schema(draw, depth + 1) for _ in range(draw.randint(1, 3))]}
+    low = draw.randint(-200, 200)
+    return {
+        "integer": {"type": "integer", "minimum": low, "maximum": low + draw.randint(0, 300)},
+        "string": {"type": "string", **draw.choice([{"maxLength": 6}, {"pattern": "^[a-c]{1,4}$"}, {"minLength": 1, "maxLength": 3}])},
+        "boolean": {"type": "boolean"},
+        "null": {"type": "null"},
+        "enum": {"enum": draw.sample(["x", 3, None, True, "é\n"], 2)},
+        "const": {"const": draw.choice(["k", 7, False])},
+    }[kind]

@@ -112,7 +112,10 @@ def beyond_xgrammar(schema: Schema) -> str | None:
     """The first feature that xgrammar does not keep to the letter; None where it does."""
     if not isinstance(schema, dict):
         return f"the schema {json.dumps(schema)}"
-    return next((lack for part in walk(schema) if (lack := _lack(part)) is not None), None)
+    try:
+        return next((lack for part in walk(schema) if (lack := _lack(part)) is not None), None)
+    except (TypeError, AttributeError):  # a keyword with a value of a wrong type
+        return "the form of the schema"
 
 
 def _lack(part: dict[str, Any]) -> str | None:
@@ -125,7 +128,7 @@ def _lack(part: dict[str, Any]) -> str | None:
     kind = part.get("type")
     if (kind is None and keywords and keywords <= {"enum", "const"}) or not keywords:
         return _values(part)
-    if kind not in _XGRAMMAR:
+    if not isinstance(kind, str) or kind not in _XGRAMMAR:
         return "a schema without a type" if kind is None else f"type={kind!r}"
     return _beyond(keywords, {"type", *_XGRAMMAR[kind]}) or _values(part) or _shape(part)
 
