@@ -55,8 +55,8 @@ class CapturedSteps:
         rows = max(rows, self._policy.row_bucket(rows), bucket_of(self._policy.prompt_rows, rows) or 0)
         alloc = device.memory.alloc
         self._tables = tuple(alloc(MemoryKind.WORK, (rows, width), torch.int32).zero_() for width in pages.table_widths(longest))
-        self._tokens = alloc(MemoryKind.WORK, (rows,), torch.int64).zero_()
-        self._bad = alloc(MemoryKind.WORK, (rows,), torch.bool).zero_()
+        # In the words that go to the host, so that nothing is left to convert behind a replay.
+        self._tokens, self._bad = (alloc(MemoryKind.WORK, (rows,), torch.int32).zero_() for _ in range(2))
         self._logits: torch.Tensor | None = None
 
     def clear(self) -> None:

@@ -38,7 +38,7 @@ class Logprobs(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """`tokens` `[S]` int64; `bad` `[S]` bool: the row's logits held NaN; logprobs of the rows that asked."""
+    """`tokens` `[S]` int64; `bad` `[S]` bool: the row's logits held NaN (both int32 behind a replay); logprobs of the rows that asked."""
 
     tokens: torch.Tensor
     bad: torch.Tensor
