@@ -1,0 +1,55 @@
+"""Every backend has a row in ci/matrix.yaml and a page in docs/vendor that says no more than was seen."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pagoda.hal.discovery import INSTRUMENTS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def matrix(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "ci"))
+    import matrix
+
+    return matrix
+
+
+def built_in() -> set[str]:
+    return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pagoda.backends"]) - INSTRUMENTS
+
+
+def test_every_backend_and_both_plugins_have_a_row(matrix: ModuleType) -> None:
+    rows = matrix.rows()
+    assert set(rows) == built_in() | {"fake", "paperchip"}
+    for row in rows.values():
+        assert set(row) == {"runner", "image", "install", "devices", "levels", "shown"}
+        assert row["shown"] in ("hardware", "simulation", "documentation") and set(row["levels"]) <= set(range(6))
+
+
+def test_a_plugin_s_devices_are_those_that_it_registers(matrix: ModuleType) -> None:
+    for name, folder in (("fake", "docs/vendor/example"), ("paperchip", "tests/plugin/paperchip")):
+        points = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["entry-points"]["pagoda.backends"]
+        assert sorted(points) == sorted(matrix.rows()[name]["devices"])
+        assert any(folder in command for command in matrix.rows()[name]["install"])
+
+
+def test_the_commands_of_a_row(matrix: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert matrix.main(["paperchip"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "make install" and lines[-1].startswith("pagoda conformance --device paperchip --level 0 --level 1")
+    assert matrix.main(["abacus"]) == 2
+
+
+def test_pages_claim_no_more_than_the_matrix(matrix: ModuleType) -> None:
+    for name in built_in() - {"cpu"}:
+        page = (ROOT / f"docs/vendor/{name}.md").read_text()
+        columns = "| what | on hardware | by simulation | by documentation only |"
+        assert columns in page, name
+        cells = [line.split("|")[2].strip() for line in page.split(columns)[1].splitlines() if line.startswith("|")][1:]
+        assert cells and (matrix.rows()[name]["shown"] == "hardware") == any(cell not in ("", "–") for cell in cells), name
