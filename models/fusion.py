@@ -40,6 +40,7 @@ WORDS = {
     "tap": "a tap of hidden states sits between",
     "gate": "a gate lies beside q, k and v",
     "clamp": "a clamp sits between",
+    "values": "values are of another width, or scaled",
     "temper": "a factor by position sits between",
     "both": "two parts read the norm",
     "full_norm": "the norm spans all heads",
@@ -215,6 +216,8 @@ class _Walk:
             yield Node("gate", path)
         if spec.clip is not None:
             yield Node("clamp", path)
+        if spec.value_dim != spec.head_dim or spec.v_scale != 1.0:
+            yield Node("values", path)
         norms = list(self.head_norms(path, spec.qk_norm, spec.head_dim)) if spec.qk_norm else []
         after = spec.qk_norm is not None and spec.qk_norm.after_rope
         yield from () if after else norms
@@ -236,7 +239,7 @@ class _Walk:
     def pages(self, spec: Attention) -> AttentionFacts:
         heads, kv = self._shard.split(spec.heads, "attention heads"), self._shard.kv_heads(spec.kv_heads)
         dtype, kv_dtype, dim = self._numerics.dtype, self._numerics.kv_dtype, spec.head_dim
-        return AttentionFacts(dtype, kv_dtype, len(heads), len(kv), dim, dim, 0, spec.scale)
+        return AttentionFacts(dtype, kv_dtype, len(heads), len(kv), dim, spec.value_dim, 0, spec.scale)
 
     def body(self, path: str, part: Mixer | Mlp | Moe) -> Iterator[Node]:
         """Of one sublayer; what others do than these is no sequence that a rule names."""

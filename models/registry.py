@@ -30,6 +30,7 @@ from pagoda.models.families.latent import LATENT
 from pagoda.models.families.llama import LLAMA
 from pagoda.models.families.llama4 import LLAMA4
 from pagoda.models.families.llama_kin import LLAMA_KIN
+from pagoda.models.families.mimo import MIMO_V2
 from pagoda.models.families.mixtral import MIXTRAL, PHI_MOE
 from pagoda.models.families.olmo import FLEX_OLMO, OLMO, OLMO2, OLMO3, OLMOE
 from pagoda.models.families.phi import PHI
@@ -49,7 +50,7 @@ GROUP = "pagoda.models"
 BUILT_IN = (
     LLAMA, *LLAMA_KIN, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, VAULT_GEMMA, GEMMA3, SMOLLM3, PHI, PHI3, GPT2, GPTJ, GPT_NEOX,
     GPT_OSS, MIXTRAL, GRANITE, GRANITE_MOE, OLMO, OLMO2, OLMO3, OLMOE, FLEX_OLMO, *ROUTED, COHERE, COHERE2, COHERE2_MOE,
-    AFMOE, BAICHUAN, STABLELM, STARCODER2, GLM, GLM4,
+    AFMOE, BAICHUAN, MIMO_V2, STABLELM, STARCODER2, GLM, GLM4,
     FALCON, *CLASSIC, *LATENT, *GPT_KIN, *EXPERT_KIN, *LLAMA4, PHI_MOE, *RECURRENT_KIN,
     BERT, ROBERTA, ELECTRA, ERNIE, DATA2VEC, *BEFORE, *COLBERT, *DISTIL, *ROPE_ENCODERS,
 )  # fmt: skip

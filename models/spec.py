@@ -76,6 +76,7 @@ class Attention:
         clip: q, k and v are clamped to ± clip.
         temper: sharpens what far positions attend to.
         gated: the output is multiplied by a sigmoid of a projection as wide.
+        v_dim: numbers of a head of v, where they are not `head_dim`; v_scale multiplies v.
     """
 
     heads: int
@@ -92,6 +93,12 @@ class Attention:
     clip: float | None = None
     temper: Temper | None = None
     gated: bool = False
+    v_dim: int | None = None
+    v_scale: float = 1.0
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim if self.v_dim is None else self.v_dim
 
 
 @dataclass(frozen=True)

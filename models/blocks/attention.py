@@ -32,12 +32,13 @@ class AttentionBlock(PagedMixer):
         self.spec = spec
         heads, kv = build.shard.split(spec.heads, "attention heads"), build.shard.kv_heads(spec.kv_heads)
         self._heads, self._kv_heads = len(heads), len(kv)
-        q, k = heads.times(spec.head_dim), kv.times(spec.head_dim)
+        q, k, v = heads.times(spec.head_dim), kv.times(spec.head_dim), kv.times(spec.value_dim)
+        out = heads.times(spec.value_dim)
         whole = Span.whole(width)
-        self._sizes = [len(q), len(k), len(k), *([len(q)] if spec.gated else [])]
-        parts = {"q": q, "k": k, "v": k, **({"gate": q} if spec.gated else {})}
+        self._sizes = [len(q), len(k), len(v), *([len(out)] if spec.gated else [])]
+        parts = {"q": q, "k": k, "v": v, **({"gate": out} if spec.gated else {})}
         self.first = build.linear(path, parts, whole, "column", spec.qkv_bias)
-        self._out = build.linear(path, {"o": whole}, q, "row", spec.out_bias)
+        self._out = build.linear(path, {"o": whole}, out, "row", spec.out_bias)
         self._q_norm, self._k_norm = self._norms(build, path, heads, kv)
         self._sinks = build.tensor(f"{path}.sinks", (heads,), "heads") if spec.sinks else None
         self._slopes = _slopes(spec, heads, build)
@@ -66,6 +67,8 @@ class AttentionBlock(PagedMixer):
             q, k, v = (t.clamp(-self.spec.clip, self.spec.clip) for t in (q, k, v))
         q, k = self._position(q, k, step)
         out = self.attend(q, k, v.unflatten(-1, (self._kv_heads, -1)), step, self._sinks, self._slopes).flatten(1)
+        if self.spec.v_scale != 1.0:
+            out = out * self.spec.v_scale  # as good as v's own, and the cache holds v as it was projected
         return self._out(out * torch.sigmoid(gate[0]) if gate else out, step.adapters)
 
     def bind(self, table: KernelTable, pages: LayerPages | None, group: int, page_size: int, planner: int) -> None:
@@ -110,7 +113,7 @@ class AttentionBlock(PagedMixer):
             num_heads=self._heads,
             num_kv_heads=self._kv_heads,
             head_dim=self.spec.head_dim,
-            v_dim=self.spec.head_dim,
+            v_dim=self.spec.value_dim,
             page_size=16,
             scale=self.spec.scale,
             window=window,
@@ -124,8 +127,8 @@ class AttentionBlock(PagedMixer):
         kinds = {None: CacheKind.FULL, "sliding": CacheKind.SLIDING, "chunked": CacheKind.CHUNKED}
         window = self.spec.window
         kind = kinds[window.kind if window else None]
-        dim = self.spec.head_dim
-        return LayerCache(kind, self._kv_heads, dim, dim, build.numerics.kv_dtype, window.size if window else None)
+        dim, values = self.spec.head_dim, self.spec.value_dim
+        return LayerCache(kind, self._kv_heads, dim, values, build.numerics.kv_dtype, window.size if window else None)
 
     def _rope_kernel(self, build: Builder) -> Any:
         if not isinstance(self.spec.position, Rope):

@@ -65,7 +65,8 @@ def attention(w: Weights, path: str, spec: Attention | MLA, x: torch.Tensor) -> 
     parts = {name: linear(w, f"{path}.{name}", x) for name in "qkv"}
     if spec.clip is not None:
         parts = {name: part.clamp(-spec.clip, spec.clip) for name, part in parts.items()}
-    q, k, v = (part.unflatten(-1, (-1, spec.head_dim)) for part in parts.values())
+    q, k = (parts[name].unflatten(-1, (-1, spec.head_dim)) for name in "qk")
+    v = parts["v"].unflatten(-1, (spec.kv_heads, -1)) * spec.v_scale
     if spec.qk_norm and not spec.qk_norm.after_rope:
         q, k = qk_norm(w, path, spec, q, k)
     q, k = rotate(spec.position, q), rotate(spec.position, k)

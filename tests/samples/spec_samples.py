@@ -131,6 +131,8 @@ def attentions(draw: st.DrawFn) -> Attention:
         out_bias=draw(st.booleans()),
         clip=draw(st.none() | st.just(1.5)),
         temper=draw(st.none() | st.builds(Temper, st.sampled_from((0.1, 0.5)), st.sampled_from((3.0, 8.0)), st.sampled_from((0, 1)))),
+        v_dim=draw(st.none() | st.sampled_from((4, 8))),
+        v_scale=draw(st.sampled_from((1.0, 0.7))),
     )
 
 
