@@ -120,7 +120,7 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, a
     tiles = triton.cdiv(columns, chosen.block_n)
     common = {
         "BLOCK_N": chosen.block_n, "BLOCK_K": chosen.block_k, "EVEN_K": inner % chosen.block_k == 0, "BIAS": bias is not None,
-        "num_warps": chosen.warps, "num_stages": chosen.stages, **early(x.device),
+        "num_warps": chosen.warps, "num_stages": chosen.depth(x.element_size()), **early(x.device),
     }  # fmt: skip
     if chosen.split == 0:
         _vector[(tiles,)](x, weight, weight if bias is None else bias, out, columns, inner, **common)

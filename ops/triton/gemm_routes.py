@@ -17,6 +17,10 @@ class Route(NamedTuple):
     warps: int = 4
     stages: int = 4
 
+    def depth(self, itemsize: int) -> int:
+        """Stages of the pipeline for numbers of so many bytes: ways are measured with two, and wider ones take the room of several."""
+        return max(1, self.stages * 2 // itemsize)
+
 
 VECTORS = (Route(4, 1024, 0), Route(8, 1024, 0), Route(16, 512, 0), Route(2, 2048, 0), Route(4, 2048, 0, 8), Route(8, 512, 0, 4))
 """Ways with one row that the benchmark tries."""

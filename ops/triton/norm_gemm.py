@@ -151,7 +151,7 @@ class NormGemm(PlainKernel):
         tensors = (x, residual, packed["norm"], weight, weight if bias is None else bias, out, total)
         common = {
             "INNER": inner, "BLOCK_N": chosen.block_n, "BLOCK_K": chosen.block_k, "BIAS": bias is not None, "GATED": gated,
-            "num_warps": chosen.warps, "num_stages": chosen.stages, **early(x.device),
+            "num_warps": chosen.warps, "num_stages": chosen.depth(x.element_size()), **early(x.device),
         }  # fmt: skip
         grid = (triton.cdiv(columns, chosen.block_n),)
         if chosen.split == 0:
