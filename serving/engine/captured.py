@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
-from pagoda.hal.graphs import Replay
+from pagoda.hal.graphs import GraphPolicy, Replay
 from pagoda.hal.memory import MemoryKind
 from pagoda.ops.attention import PagedBatch
 from pagoda.serving.engine.batch import Bucket, StepBatch
@@ -18,6 +19,9 @@ from pagoda.serving.engine.settings import Use
 
 DRAWS = Use.RANDOM | Use.FILTER
 """Uses that change a step without changing the number of its rows."""
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+"""What a model's layers may ask of its ranks within a step."""
 
 
 def bucket_of(sizes: tuple[int, ...], wanted: int) -> int | None:
@@ -42,11 +46,13 @@ class CapturedSteps:
     Args:
         forward: runs a step as it is; what is captured.
         pages: the pool. rows: most rows of a step. longest: most tokens of a sequence.
+        group: the ranks; steps run as they are where its collectives cannot sit inside captured ones.
     """
 
-    def __init__(self, device: Device, forward: Forward, pages: Pages, rows: int, longest: int) -> None:
+    def __init__(self, device: Device, forward: Forward, pages: Pages, rows: int, longest: int, group: Communicator | None = None) -> None:
         self._device, self._forward, self._pages, self._longest = device, forward, pages, longest
-        self._policy = device.graphs.policy
+        captured = group is None or all(map(group.capturable, COLLECTIVES))
+        self._policy = device.graphs.policy if captured else GraphPolicy()
         self._steps: dict[tuple[object, ...], Captured] = {}
         self._generation = 0
         self._met: set[Bucket] = set()

@@ -92,7 +92,7 @@ class Runner:
         self._slots = SamplingSlots(rows, vocab)
         self._sampler = Sampler(device, table, vocab, rows)
         self._forward = Forward(device, model, self._sampler, rows)
-        self._captured = CapturedSteps(device, self._forward, pages, rows, limits.max_model_len)
+        self._captured = CapturedSteps(device, self._forward, pages, rows, limits.max_model_len, communicator)
         self._packer = BatchPacker(device, pages.page_sizes, self._slots, _step_bytes(pages, limits), limits.in_flight)
         self._copier = ResultCopier(device, 2 * rows, limits.in_flight)
         device.synchronize()

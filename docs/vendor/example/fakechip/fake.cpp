@@ -53,6 +53,7 @@ constexpr size_t kPage = 4096;
 struct Block {
   size_t bytes;
   DeviceIndex device;
+  bool counted;  // what is made inside a capture lies in a pool beside the device's memory
   int open = 0;
 };
 
@@ -71,7 +72,7 @@ void free_block(void* pointer) {
   auto& m = memory();
   std::lock_guard<std::mutex> hold(m.lock);
   auto found = m.blocks.find(static_cast<char*>(pointer));
-  m.used[found->second.device] -= static_cast<int64_t>(found->second.bytes);
+  m.used[found->second.device] -= static_cast<int64_t>(found->second.counted ? found->second.bytes : 0);
   munmap(pointer, found->second.bytes);
   m.blocks.erase(found);
 }
@@ -94,8 +95,8 @@ c10::DataPtr allocate_on(size_t asked, DeviceIndex device) {
                    kCapacity - m.used[device], " bytes free, ", asked, " were asked for");
   void* pointer = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   TORCH_CHECK(pointer != MAP_FAILED, "the system maps no further memory for fake:", int(device));
-  m.blocks[static_cast<char*>(pointer)] = {bytes, device};
-  m.used[device] += static_cast<int64_t>(bytes);
+  m.blocks[static_cast<char*>(pointer)] = {bytes, device, capture == nullptr};
+  m.used[device] += static_cast<int64_t>(capture == nullptr ? bytes : 0);
   if (capture != nullptr) capture->bytes += static_cast<int64_t>(bytes);
   return {pointer, pointer, &free_block, Device(kFake, device)};
 }
@@ -509,12 +510,13 @@ DeviceIndex device_of(const c10::OperatorHandle& op, const std::vector<IValue>& 
   DeviceIndex device = -1;
   bool host = false, mask = false;
   for (const auto& argument : arguments) {
+    bool index = argument.isTensorList() || argument.isOptionalTensorList();
     change(argument, [&](const at::Tensor& tensor) {
       if (ours(tensor)) {
         TORCH_CHECK(device < 0 || device == tensor.device().index(), op.operator_name().name, ": tensors on fake:", int(device), " and ",
                     tensor.device(), "; all have to be on one device");
         device = tensor.device().index();
-        mask = mask || tensor.scalar_type() == c10::ScalarType::Bool;
+        mask = mask || (index && tensor.scalar_type() == c10::ScalarType::Bool);
       } else if (tensor.defined() && tensor.dim() > 0) {
         host = true;
       }
