@@ -17,7 +17,7 @@ PROMPT = [5, 17, 80, 3, 44, 9, 61, 2, 33]
 
 
 def test_rows_that_ask_get_the_experts_of_their_tokens(tmp_path: Path) -> None:
-    model = make(tmp_path, "Mixtral", num_local_experts=6, num_experts_per_tok=2)
+    model = make(tmp_path, "Mixtral", num_local_experts=6, num_experts_per_tok=2, max_position_embeddings=512)
     config = EngineConfig(model=str(tmp_path), device="cpu", max_num_seqs=8, max_num_batched_tokens=64, num_gpu_blocks_override=200)
     hand = Hand(build_runner(config, Topology(0, 1)))
     asking, other, plain = (hand.sequence(slot, PROMPT, SamplingParams(temperature=0, max_tokens=64)) for slot in range(3))
