@@ -32,9 +32,12 @@ class Terminal:
     def __init__(self, *words: str) -> None:
         self._end, theirs = pty.openpty()
         environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+        # Where the tests run in a shell's background, interrupts are ignored, and a child would inherit that.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
             [*COMMAND, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
         )
+        signal.signal(signal.SIGINT, before)
         os.close(theirs)
         self._raw = b""
         self._taken = 0
