@@ -94,7 +94,7 @@ async def test_the_events_of_a_stream() -> None:
 PIECES = st.lists(st.sampled_from(["Hi ", "é日", "\n", "{", "<tool_call>", "</tool_call>", CALLS[:70], CALLS, '"x"']), max_size=6)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(thought=st.sampled_from(["", THOUGHT, "<think>cut"]), pieces=PIECES, burst=st.integers(1, 9), seed=st.integers(0, 9))
 async def test_a_stream_says_what_the_whole_message_says(thought: str, pieces: list[str], burst: int, seed: int) -> None:
     async with client(Scripted(thought + "".join(pieces), burst)) as (messages, _):
