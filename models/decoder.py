@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from pagoda.hal.errors import ConfigError, ModelError
-from pagoda.hal.kernel import KernelRun
 from pagoda.hal.kv import LayerCache, LayerPages, StatePages
 from pagoda.hal.table import KernelTable
 from pagoda.models.blocks.entry import Entry, entry_of
@@ -17,6 +16,7 @@ from pagoda.models.blocks.mixer import BothBlock, MixerBlock, mixer_block
 from pagoda.models.blocks.norm import NormBlock
 from pagoda.models.blocks.paged import PagedMixer, Step
 from pagoda.models.blocks.pooler import PoolerBlock
+from pagoda.models.blocks.stack import MixerStack
 from pagoda.models.blocks.state import StateMixer
 from pagoda.models.builder import Builder
 from pagoda.models.fusion import chains_of, find
@@ -204,7 +204,7 @@ class Decoder:
         self._head = HeadBlock(build, spec.head, vocab, spec.width) if spec.pooler is None else None
         self._pooler = PoolerBlock(build, spec.pooler, spec.width) if spec.pooler is not None else None
         self._ropes = self._rope_tables(build) if build.loading else ()
-        self._planners: list[list[KernelRun]] = []
+        self._stack = MixerStack(self._mixers)
 
     @property
     def caches(self) -> tuple[LayerCache | None, ...]:
@@ -213,34 +213,15 @@ class Decoder:
 
     def page_sizes(self) -> tuple[int, ...]:
         """Tokens per page that every layer's attention kernel allows, in the device's order."""
-        table = self._kernels()
-        allowed = [mixer.page_sizes(table) for mixer in self._mixers if mixer is not None]
-        sizes = tuple(size for size in table.info.limits.page_sizes if all(size in some for some in allowed))
-        if not sizes:
-            raise ModelError(f"no page size of {table.info.limits.page_sizes} has an attention kernel for every layer; see `pagoda plan`")
-        return sizes
+        return self._stack.page_sizes(self._kernels())
 
     def bind(self, pages: Sequence[LayerPages | StatePages | None], group_of_layer: Sequence[int], page_sizes: Sequence[int]) -> None:
         """Give each layer its pages, its cache group's index and tokens per page (`page_sizes[group]`). May be called again."""
-        self._planners = [[] for _ in page_sizes]
-        for mixer, own, group in zip(self._mixers, pages, group_of_layer, strict=True):
-            if mixer is None or mixer.cache is None:
-                continue
-            planners = self._planners[group]
-            mixer.bind(self._kernels(), own, group, page_sizes[group], 0)
-            if mixer.kernel is None:
-                continue
-            if mixer.kernel not in planners:
-                planners.append(mixer.kernel)
-            mixer.bind(self._kernels(), own, group, page_sizes[group], planners.index(mixer.kernel))
+        self._stack.bind(self._kernels(), pages, group_of_layer, page_sizes)
 
     def plan(self, groups: tuple[PagedBatch, ...], buffers: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
         """Per group, what each distinct attention kernel of its layers planned."""
-        old = buffers or tuple((None,) * len(planners) for planners in self._planners)
-        return tuple(
-            tuple(kernel.plan(batch, buffer) for kernel, buffer in zip(planners, own, strict=True))
-            for planners, batch, own in zip(self._planners, groups, old, strict=True)
-        )
+        return self._stack.plan(groups, buffers)
 
     def forward(self, inputs: ModelInputs) -> ModelOutput:
         routed: list[torch.Tensor] | None = [] if inputs.routed else None

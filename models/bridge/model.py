@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from pagoda.hal.errors import ConfigError, ModelError
-from pagoda.hal.kernel import KernelRun
 from pagoda.hal.kv import LayerPages, StatePages
 from pagoda.hal.table import KernelTable
 from pagoda.models.adapters.slots import AdapterSlots
 from pagoda.models.blocks.paged import PagedMixer, Step
+from pagoda.models.blocks.stack import MixerStack
 from pagoda.models.bridge.interface import ATTRIBUTE
 from pagoda.models.bridge.module import Module
 from pagoda.models.bridge.probe import head
@@ -77,7 +77,7 @@ class BridgeModel:
         self.adapters, self.loaded = AdapterSlots(), Loaded()
         self._now = Now()
         self._mixers = [BridgedAttention(build, call, self._now) for call in spec.calls]
-        self._planners: list[list[KernelRun]] = []
+        self._stack = MixerStack(self._mixers)
         if module is not None:
             self.loaded.add([*module.parameters(), *module.buffers()])
             self._body = module.get_submodule(spec.body)
@@ -87,31 +87,15 @@ class BridgeModel:
 
     def page_sizes(self) -> tuple[int, ...]:
         """Tokens per page that every call's attention kernel allows, in the device's order."""
-        table = self._kernels()
-        allowed = [mixer.page_sizes(table) for mixer in self._mixers]
-        sizes = tuple(size for size in table.info.limits.page_sizes if all(size in some for some in allowed))
-        if not sizes:
-            raise ModelError(f"no page size of {table.info.limits.page_sizes} has an attention kernel for every layer; see `pagoda plan`")
-        return sizes
+        return self._stack.page_sizes(self._kernels())
 
     def bind(self, pages: Sequence[LayerPages | StatePages | None], group_of_layer: Sequence[int], page_sizes: Sequence[int]) -> None:
         """See `Model.bind`; layers are attention calls here."""
-        self._planners = [[] for _ in page_sizes]
-        for mixer, own, group in zip(self._mixers, pages, group_of_layer, strict=True):
-            planners = self._planners[group]
-            assert not isinstance(own, StatePages)
-            mixer.bind(self._kernels(), own, group, page_sizes[group], 0)
-            if mixer.kernel not in planners:
-                planners.append(mixer.kernel)
-            mixer.bind(self._kernels(), own, group, page_sizes[group], planners.index(mixer.kernel))
+        self._stack.bind(self._kernels(), pages, group_of_layer, page_sizes)
 
     def plan(self, groups: tuple[PagedBatch, ...], buffers: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
         """Per group, what each distinct attention kernel of its calls planned."""
-        old = buffers or tuple((None,) * len(planners) for planners in self._planners)
-        return tuple(
-            tuple(kernel.plan(batch, buffer) for kernel, buffer in zip(planners, own, strict=True))
-            for planners, batch, own in zip(self._planners, groups, old, strict=True)
-        )
+        return self._stack.plan(groups, buffers)
 
     def forward(self, inputs: ModelInputs) -> ModelOutput:
         if inputs.taps or inputs.embeddings is not None:
