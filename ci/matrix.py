@@ -1,4 +1,7 @@
-"""`python ci/matrix.py` lists who is held to the contract; with a NAME it prints the commands of that row, for a shell."""
+"""Who is held to the contract: `python ci/matrix.py` lists the rows, with a NAME it prints that row's commands for a shell.
+
+`--workflow` writes .github/workflows/conformance.yaml from the rows, a job for each that has devices; `--check` says whether it is current.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,18 @@ from typing import Any
 
 import yaml
 
-ROWS = Path(__file__).resolve().parent / "matrix.yaml"
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = ROOT / "ci/matrix.yaml"
+WORKFLOW = ROOT / ".github/workflows/conformance.yaml"
+
+
+class _Literal(yaml.SafeDumper):
+    """Texts of several lines as a person would write them."""
+
+
+_Literal.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+)
 
 
 def rows() -> dict[str, dict[str, Any]]:
@@ -22,7 +36,43 @@ def commands(row: dict[str, Any]) -> list[str]:
     return [*row["install"], *checks]
 
 
-def main(names: list[str]) -> int:
+def workflow() -> str:
+    """The workflow's text: one job a row, on that row's runner and image; the reports are kept."""
+    jobs = {name: _job(row) for name, row in rows().items() if row["devices"]}
+    head = "# Made by `python ci/matrix.py --workflow` from ci/matrix.yaml; do not edit.\n"
+    return head + yaml.dump(
+        {"name": "conformance", "on": {"workflow_dispatch": None, "schedule": [{"cron": "17 3 * * *"}]}, "jobs": jobs},
+        Dumper=_Literal,
+        sort_keys=False,
+        width=200,
+    )
+
+
+def _job(row: dict[str, Any]) -> dict[str, Any]:
+    hosted = "self-hosted" not in row["runner"]
+    place = {"runs-on": "ubuntu-latest" if hosted else row["runner"]} | ({} if row["image"] == "none" else {"container": row["image"]})
+    path = "set -eu\nPATH=$PWD/.venv/bin:$PATH" if "make install" in row["install"] else "set -eu"
+    steps: list[dict[str, Any]] = [
+        {"uses": "actions/checkout@v4"},
+        {"run": "\n".join([path, *commands(row)]) + "\n"},
+        {"uses": "actions/upload-artifact@v4", "if": "always()", "with": {"name": "-".join(row["devices"]), "path": "*.md\n*.xml\n"}},
+    ]
+    return {**place, "timeout-minutes": 90, "steps": steps}
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["--workflow"]:
+        WORKFLOW.parent.mkdir(parents=True, exist_ok=True)
+        WORKFLOW.write_text(workflow())
+        return 0
+    if arguments == ["--check"]:
+        current = WORKFLOW.exists() and WORKFLOW.read_text() == workflow()
+        print("the workflow is current" if current else f"{WORKFLOW.relative_to(ROOT)} is not current: python ci/matrix.py --workflow")
+        return 0 if current else 1
+    return _show(arguments)
+
+
+def _show(names: list[str]) -> int:
     everything = rows()
     unknown = [name for name in names if name not in everything]
     if unknown:

@@ -7,9 +7,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from pagoda.hal.discovery import INSTRUMENTS
 
 ROOT = Path(__file__).resolve().parents[2]
+STRANGERS = {"spyre", "rebellions", "metax", "neuron"}
 
 
 @pytest.fixture
@@ -26,9 +28,9 @@ def built_in() -> set[str]:
 
 def test_every_backend_and_both_plugins_have_a_row(matrix: ModuleType) -> None:
     rows = matrix.rows()
-    assert set(rows) == built_in() | {"fake", "paperchip"}
-    for row in rows.values():
-        assert set(row) == {"runner", "image", "install", "devices", "levels", "shown"}
+    assert set(rows) == built_in() | {"fake", "paperchip"} | STRANGERS
+    for name, row in rows.items():
+        assert set(row) == {"runner", "image", "install", "devices", "levels", "shown"} | ({"packages", "hook"} if name in STRANGERS else set())
         assert row["shown"] in ("hardware", "simulation", "documentation") and set(row["levels"]) <= set(range(6))
 
 
@@ -44,6 +46,14 @@ def test_the_commands_of_a_row(matrix: ModuleType, capsys: pytest.CaptureFixture
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "make install" and lines[-1].startswith("pagoda conformance --device paperchip --level 0 --level 1")
     assert matrix.main(["abacus"]) == 2
+
+
+def test_the_workflow_has_a_job_for_each_row_with_devices(matrix: ModuleType) -> None:
+    text = matrix.WORKFLOW.read_text()
+    assert text == matrix.workflow()
+    jobs = yaml.safe_load(text)["jobs"]
+    assert set(jobs) == {name for name, row in matrix.rows().items() if row["devices"]}
+    assert all("pagoda conformance --device" in job["steps"][1]["run"] for job in jobs.values())
 
 
 def test_pages_claim_no_more_than_the_matrix(matrix: ModuleType) -> None:
