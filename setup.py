@@ -54,6 +54,7 @@ setup(
         "pagoda": ["py.typed", "docs/parity/results.json"],
         "pagoda.ops.native": ["*.so", "*.cpp", "*.h"],
         "pagoda.serving.api": ["static/*"],
+        "pagoda.serving.api.grpc": ["*.proto", "*.pyi"],
         "pagoda.ops.triton": ["*.json"],
         "pagoda.backends": ["*/*.toml", "*/*.json"],
     },

@@ -27,7 +27,7 @@ SHARED = _words(
     --scheduling-policy --async-scheduling --tensor-parallel-size -tp --disable-log-stats --shutdown-timeout --host --port --uds
     --api-key --ssl-keyfile --ssl-certfile --chat-template --chat-template-content-format --trust-request-chat-template
     --default-chat-template-kwargs --tool-call-parser --reasoning-parser --return-tokens-as-token-ids --enable-force-include-usage
-    --root-path --config --speculative-config -sc --kv-offloading-size --kv-transfer-config
+    --root-path --config --grpc-port --speculative-config -sc --kv-offloading-size --kv-transfer-config
     """
 )
 """Flags of the peer that have been options here from the start; the others are in `serving/cli/compat.py`."""

@@ -1,4 +1,4 @@
-"""What a server needs of the machine before anything loads: its listening address and its TLS certificate."""
+"""What a server needs of the machine before anything loads: its listening addresses and its TLS certificate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import socket
 import ssl
 import stat
+from dataclasses import replace
+from importlib.util import find_spec
 
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.api.config import ServerConfig
@@ -32,7 +34,7 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def bind(config: ServerConfig) -> socket.socket:
+def bind(config: ServerConfig, flag: str = "--port") -> socket.socket:
     """The listening address, taken before anything loads. Raises `ConfigError` when it cannot be had."""
     if config.uds:
         return _bind_uds(config.uds)
@@ -43,7 +45,25 @@ def bind(config: ServerConfig) -> socket.socket:
         sock.bind((config.host, config.port))
     except OSError as error:
         sock.close()
-        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror}; choose another --host or --port") from None
+        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror}; choose another --host or {flag}") from None
+    return sock
+
+
+def bind_grpc(config: ServerConfig) -> socket.socket | None:
+    """The port of the gRPC service, held for it until it listens there too; None: there is none.
+
+    Raises `ConfigError` when it cannot be had, or the packages are missing.
+    """
+    if config.grpc_port is None:
+        return None
+    if not all(map(find_spec, ("grpc", "grpc_health", "grpc_reflection"))):
+        raise ConfigError(f'grpc_port={config.grpc_port} needs the gRPC packages: pip install "pagoda-llm[grpc]"')
+    # gRPC binds by itself and shares ports: the first bind finds who else is there, the second one keeps the port meanwhile
+    with bind(replace(config, uds=None, port=config.grpc_port), "--grpc-port") as found:
+        address = found.getsockname()
+    sock = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    sock.bind(address)
     return sock
 
 

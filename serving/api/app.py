@@ -9,9 +9,8 @@ from pagoda.hal.errors import NotFoundError, PagodaError, RequestError
 from pagoda.serving.api.adapters import AdapterEndpoints
 from pagoda.serving.api.anthropic.messages import Messages
 from pagoda.serving.api.body import BodyReader
-from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.dialects import error_response
-from pagoda.serving.api.key_limits import KeyLimits, KeyLimitsMiddleware
+from pagoda.serving.api.key_limits import KeyLimitsMiddleware
 from pagoda.serving.api.keys import keys_of
 from pagoda.serving.api.middleware import KeyMiddleware, RequestIdMiddleware
 from pagoda.serving.api.openai.chat import Chat
@@ -43,7 +42,7 @@ def build_app(service: Service, settings: dict[str, Any] | None = None) -> Starl
             *_pooling_routes(service, bodies),
             *_operations_routes(Operations(service, pagoda.__version__, settings or {})),
         ],
-        middleware=_middleware(service.config),
+        middleware=_middleware(service),
         exception_handlers={PagodaError: _ours, HTTPException: _http, ClientDisconnect: _gone, Exception: _bug},
     )
 
@@ -109,7 +108,8 @@ def _operations_routes(operations: Operations) -> list[Route]:
     ]
 
 
-def _middleware(config: ServerConfig) -> list[Middleware]:
+def _middleware(service: Service) -> list[Middleware]:
+    config = service.config
     out = [Middleware(RequestIdMiddleware)]
     if config.allowed_origins:
         out.append(
@@ -124,8 +124,8 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
         )
     if keys := keys_of(config):
         out.append(Middleware(KeyMiddleware, keys=keys))
-    if config.key_max_requests or config.key_requests_per_minute:
-        out.append(Middleware(KeyLimitsMiddleware, limits=KeyLimits(config.key_max_requests, config.key_requests_per_minute)))
+    if service.key_limits.any:
+        out.append(Middleware(KeyLimitsMiddleware, limits=service.key_limits))
     return out
 
 

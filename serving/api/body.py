@@ -36,10 +36,7 @@ class BodyReader:
         if not isinstance(raw, dict):
             raise RequestError(f"the body is a JSON {type(raw).__name__}; it must be an object")
         self._warn_of_unknown(raw, kind)
-        try:
-            return msgspec.convert(raw, kind, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise _field_error(str(error)) from None
+        return converted(raw, kind)
 
     async def _bytes(self, request: Request) -> bytes:
         declared = request.headers.get("content-length", "0")
@@ -61,6 +58,14 @@ class BodyReader:
             if len(self._warned) < 1000:
                 self._warned.add(name)
                 log.warning("%s: the field %.100r is unknown and ignored (said once)", kind.__name__, name)
+
+
+def converted(raw: dict[str, Any], kind: type[S]) -> S:
+    """Fields as a typed record. Raises `RequestError` naming the field that is wrong."""
+    try:
+        return msgspec.convert(raw, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error)) from None
 
 
 def _json(body: bytes) -> Any:

@@ -21,6 +21,7 @@ class ServerConfig:
     host: Annotated[str, Flag("Address to listen on.", section="Server")] = "0.0.0.0"
     port: Annotated[int, Flag("Port to listen on; 0 takes a free one.")] = 8000
     uds: Annotated[str | None, Flag("Path of a Unix socket to listen on instead of host and port.")] = None
+    grpc_port: Annotated[int | None, Flag("Port of the gRPC service, beside HTTP; 0 takes a free one.")] = None
     served_model_name: Annotated[
         tuple[str, ...], Flag("Names that requests may use for the model; the first is the one in replies.", metavar="NAME")
     ] = ()
@@ -89,6 +90,8 @@ class ServerConfig:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port={self.port} is no TCP port: it must be from 0 to 65535")
+        if self.grpc_port is not None and not 0 <= self.grpc_port <= 65535:
+            raise ConfigError(f"grpc_port={self.grpc_port} is no TCP port: it must be from 0 to 65535")
         for name in _LIMITS:
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -117,5 +120,9 @@ class ServerConfig:
         scheme = "https" if self.ssl_certfile else "http"
         if self.uds:
             return f"{scheme}://localhost"
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, f"[{self.host}]" if ":" in self.host else self.host)
-        return f"{scheme}://{host}:{self.port}"
+        return f"{scheme}://{self.reachable_host}:{self.port}"
+
+    @property
+    def reachable_host(self) -> str:
+        """The host as this machine calls it, as it stands in URLs."""
+        return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, f"[{self.host}]" if ":" in self.host else self.host)

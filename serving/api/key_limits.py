@@ -32,6 +32,11 @@ class KeyLimits:
         self._at_once, self._per_minute, self._clock = at_once, per_minute, clock
         self._clients: dict[str, _Client] = {}
 
+    @property
+    def any(self) -> bool:
+        """Whether anything is counted."""
+        return self._at_once is not None or self._per_minute is not None
+
     def enter(self, name: str) -> None:
         """Count one request in. Raises `RateLimitedError`, which says when to come again."""
         now = self._clock()

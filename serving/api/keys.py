@@ -1,17 +1,43 @@
-"""The server's API keys, from the command line, a file and the environment."""
+"""The server's API keys, from the command line, a file and the environment, and the check of the one that a request brings."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 from pathlib import Path
 
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.errors import AuthenticationError
 
 
 def keys_of(config: ServerConfig) -> tuple[str, ...]:
     """All keys. Raises `ConfigError` where some were announced and none is there."""
     return (*config.api_key, *_keys_of_file(config.api_key_file), *_keys_of_variable(config.api_key_env))
+
+
+class KeyRing:
+    """Knows keys again without keeping them, and compares without telling by time."""
+
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def name_of(self, authorization: bytes, x_api_key: bytes) -> str | None:
+        """The digest of the key in these two headers, which is its client's name; None: it is none of the keys."""
+        scheme, _, token = authorization.partition(b" ")
+        digest = _digest(token.strip() if scheme.lower() == b"bearer" else x_api_key)
+        known = sum(hmac.compare_digest(digest, one) for one in self._digests)
+        return digest.hex() if known else None
+
+
+def missing_key() -> AuthenticationError:
+    """What a request without one of the keys is refused with."""
+    return AuthenticationError("a valid API key is missing; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _keys_of_file(path: str | None) -> list[str]:

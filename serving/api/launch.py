@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
 from pagoda.models.loading.reference import resolve
-from pagoda.serving.api.address import bind, check_tls
+from pagoda.serving.api.address import bind, bind_grpc, check_tls
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.keys import keys_of
 from pagoda.serving.api.logs import set_up_logging
-from pagoda.serving.api.server import Server, run_loop
+from pagoda.serving.api.server import Addresses, Server, run_loop
 from pagoda.serving.api.service import ModelCard, Service
 from pagoda.serving.engine.child import Child
 from pagoda.serving.engine.client import EngineClient
@@ -38,18 +38,18 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, started: float
     set_up_logging(server_config)
     check_tls(server_config)
     keys_of(server_config)  # announced keys that are not there are an error now, not when the model has loaded
-    with bind(server_config) as sock:
+    with bind(server_config) as sock, bind_grpc(server_config) or nullcontext() as grpc:
         path = resolve(engine_config.model, engine_config.revision)
         defaults = server_defaults(path, server_config.generation_config, server_config.override_generation_config)
         card = ModelCard(server_config.served_model_name or (engine_config.model,), str(path), defaults)
-        return run_loop(lambda: _serve(engine_config, server_config, card, sock, started, child))
+        return run_loop(lambda: _serve(engine_config, server_config, card, Addresses(sock, grpc), started, child))
 
 
 async def _serve(
     engine_config: EngineConfig,
     server_config: ServerConfig,
     card: ModelCard,
-    sock: socket.socket,
+    addresses: Addresses,
     started: float | None,
     child: Child | None,
 ) -> int:
@@ -62,7 +62,7 @@ async def _serve(
         log.warning("ended while loading")
         return TERMINATED
     service, settings = Service(client, text, card, server_config), shown_settings(engine_config, server_config)
-    return await Server(service, sock, settings, stats=not engine_config.disable_log_stats, started=started).run()
+    return await Server(service, addresses, settings, stats=not engine_config.disable_log_stats, started=started).run()
 
 
 async def _load(engine_config: EngineConfig, server_config: ServerConfig, child: Child | None) -> tuple[EngineClient, TextFrontend]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import uuid
 
 from pagoda.serving.api.dialects import error_response, id_headers, path_of
-from pagoda.serving.api.errors import AuthenticationError
+from pagoda.serving.api.keys import KeyRing, missing_key
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 OPEN_PATHS = frozenset({"/", "/health", "/live", "/ready", "/ping", "/version", "/metrics", "/load", "/stats", "/favicon.ico"})
@@ -40,16 +38,14 @@ class RequestIdMiddleware:
 
 
 class KeyMiddleware:
-    """Lets requests in that bring one of the keys as a bearer token (or as `x-api-key`); compares without telling by time."""
+    """Lets requests in that bring one of the keys as a bearer token (or as `x-api-key`)."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
-        self._app = app
-        self._digests = [_digest(key.encode()) for key in keys]
+        self._app, self._ring = app, KeyRing(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._may_pass(scope):
-            error = AuthenticationError("a valid API key is missing; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
-            return await error_response(error, scope)(scope, receive, send)
+            return await error_response(missing_key(), scope)(scope, receive, send)
         await self._app(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
@@ -57,14 +53,7 @@ class KeyMiddleware:
 
     def _has_key(self, scope: Scope) -> bool:
         headers = dict(scope["headers"])
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        given = token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        digest = _digest(given)
-        if sum(hmac.compare_digest(digest, known) for known in self._digests) == 0:
-            return False
-        scope.setdefault("state", {})["key"] = digest.hex()
-        return True
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+        name = self._ring.name_of(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
+        if name is not None:
+            scope.setdefault("state", {})["key"] = name
+        return name is not None

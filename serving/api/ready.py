@@ -17,11 +17,13 @@ def actual(config: ServerConfig, sock: socket.socket) -> ServerConfig:
     return config if config.uds else replace(config, port=sock.getsockname()[1])
 
 
-def ready_text(service: Service, sock: socket.socket, seconds: float) -> str:
+def ready_text(service: Service, sock: socket.socket, grpc: socket.socket | None, seconds: float) -> str:
     """The lines that `pagoda serve` prints when it takes requests."""
     config, model = actual(service.config, sock), service.card.names[0]
     where = f"the Unix socket {config.uds}" if config.uds else config.url
     first = f"Pagoda is ready after {seconds:.1f} s: {model} on {service.client.facts.device} at {where}"
+    if grpc is not None:
+        first += f" and gRPC at {config.reachable_host}:{grpc.getsockname()[1]}"
     return "\n".join([first, "  " + curl_line(config, model), "  " + python_line(config, model)])
 
 

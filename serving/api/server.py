@@ -9,8 +9,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import uvicorn
 from pagoda.hal.errors import EngineDeadError
@@ -24,6 +25,9 @@ try:
     import uvloop
 except ImportError:  # not on Windows
     uvloop = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from pagoda.serving.api.grpc.server import GrpcServer
 
 log = logging.getLogger("pagoda.api")
 HEALTH_PERIOD = 1.0
@@ -48,29 +52,39 @@ class UvicornServer(uvicorn.Server):
             self._on_ready()
 
 
+class Addresses(NamedTuple):
+    """Taken before anything loads: of HTTP, and of gRPC where it is served."""
+
+    http: socket.socket
+    grpc: socket.socket | None = None
+
+
 class Server:
     """Runs one service until a signal or the engine's death."""
 
     def __init__(
         self,
         service: Service,
-        sock: socket.socket,
+        addresses: Addresses,
         settings: dict[str, Any] | None = None,
         *,
         stats: bool = True,
         started: float | None = None,
     ) -> None:
         """`started` (of `time.monotonic`): when the start began that the ready line tells the length of."""
-        self._service, self._sock, self._stats = service, sock, stats
+        self._service, self._addresses, self._stats = service, addresses, stats
         self._started = time.monotonic() if started is None else started
         self._http = UvicornServer(uvicorn_config(service.config, build_app(service, settings)), self._say_ready)
+        self._grpc = _grpc_server(service, addresses.grpc) if addresses.grpc is not None else None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
     async def run(self) -> int:
         """Serve; returns the exit code: 0 after a drain, 1 when the engine died."""
         self._catch_signals()
-        tasks = [asyncio.ensure_future(self._http.serve([self._sock])), asyncio.ensure_future(self._watch_engine())]
+        if self._grpc is not None:
+            await self._grpc.start()
+        tasks = [asyncio.ensure_future(self._http.serve([self._addresses.http])), asyncio.ensure_future(self._watch_engine())]
         if self._stats:
             tasks.append(asyncio.ensure_future(log_stats(self._service)))
         stop = asyncio.ensure_future(self._stop.wait())
@@ -88,6 +102,9 @@ class Server:
         return 1 if self._service.dead is not None else 0
 
     async def _wind_down(self, http: asyncio.Future[None]) -> None:
+        self._service.draining = self._service.draining or self._service.dead is None
+        if self._grpc is not None:
+            await self._grpc.refuse()
         if self._service.dead is not None:
             log.error("the engine died: %s", self._service.dead)
             await self._until_idle(ABORT_GRACE)
@@ -95,10 +112,11 @@ class Server:
         else:
             await self._drain()
         self._http.should_exit = True
+        if self._grpc is not None:
+            await self._grpc.stop(ABORT_GRACE)
         await http
 
     async def _drain(self) -> None:
-        self._service.draining = True
         timeout = self._service.config.shutdown_timeout
         if self._service.load:
             log.info("draining: %d requests may run on for %g s; new ones get 503", self._service.load, timeout)
@@ -133,7 +151,13 @@ class Server:
         self._stop.set()
 
     def _say_ready(self) -> None:
-        print(ready_text(self._service, self._sock, time.monotonic() - self._started), flush=True)
+        print(ready_text(self._service, self._addresses.http, self._addresses.grpc, time.monotonic() - self._started), flush=True)
+
+
+def _grpc_server(service: Service, sock: socket.socket) -> GrpcServer:
+    module: Any = import_module("pagoda.serving.api.grpc.server")  # its packages are optional
+    made: GrpcServer = module.GrpcServer(service, sock)
+    return made
 
 
 def uvicorn_config(config: ServerConfig, app: Any) -> uvicorn.Config:

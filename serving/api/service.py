@@ -15,6 +15,7 @@ from pagoda.hal.errors import EngineDeadError, NotFoundError, PagodaError, Reque
 from pagoda.serving.api.adapters import cards_of
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.errors import DrainingError, OverloadedError, RequestTimeoutError
+from pagoda.serving.api.key_limits import KeyLimits
 from pagoda.serving.api.metrics import Metrics
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
@@ -58,6 +59,7 @@ class Service:
         self.client, self.text, self.card, self.config = client, text, card, config
         self.processor = Processor(text, client.facts, card.sampling_defaults)
         self.metrics = Metrics(card.names[0])
+        self.key_limits = KeyLimits(config.key_max_requests, config.key_requests_per_minute)
         self.adapters = cards_of(client.facts.adapters, card.names)
         self.draining = False
         self.dead: str | None = None

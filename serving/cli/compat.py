@@ -159,6 +159,7 @@ FLAGS = (
     # front end
     _value("--api-server-count -asc", "1"),
     _switch("--headless"),
+    _switch("--grpc", "off", "--grpc-port N serves gRPC beside HTTP"),
     _switch("--trust-request-mm-kwargs"),
     _value("--reasoning-effort-map"),
     _switch("--enable-auto-tool-choice", "on off", _TOOLS),

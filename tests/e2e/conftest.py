@@ -29,7 +29,9 @@ def served() -> Iterator[ServerProcess | None]:
         yield None
         return
     # a format of tool calls is named so that the guide's example with tools is answered: this model's template has none
-    with ServerProcess([*SERVE, *SMALL_POOL, "--disable-access-log", "--tool-call-parser", "hermes"], patience=180) as server:
+    with ServerProcess(
+        [*SERVE, *SMALL_POOL, "--disable-access-log", "--grpc-port", "0", "--tool-call-parser", "hermes"], patience=180
+    ) as server:
         yield server
 
 

@@ -5,11 +5,14 @@ import json
 import subprocess
 from pathlib import Path
 
+import grpc
 import httpx
 import minilm
 import numpy as np
 import openai
 import pytest
+from pagoda.serving.api.grpc import pagoda_pb2 as pb
+from pagoda.serving.api.grpc.pagoda_pb2_grpc import InferenceStub
 from toy_process import SERVE, ServerProcess
 
 TEXTS = ["Hello world.", "Pagodas are towers with many eaves."]
@@ -23,7 +26,20 @@ def running():
     if where is None:
         yield None
         return
-    command = [*SERVE, str(where), "--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--served-model-name", "mini"]
+    command = [
+        *SERVE,
+        str(where),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+        "--served-model-name",
+        "mini",
+        "--grpc-port",
+        "0",
+    ]
     with ServerProcess(command, patience=180) as server:
         yield server
 
@@ -38,6 +54,25 @@ def server(running, require):
 def client(server):
     with openai.OpenAI(base_url=f"{server.where}/v1", api_key="none", max_retries=0, timeout=60) as made:
         yield made
+
+
+def test_vectors_over_grpc_are_those_over_http(server):
+    expected = post(server, "/v1/embeddings", input=TEXTS).json()
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = InferenceStub(channel)
+        reply = stub.Embed(pb.EmbedRequest(inputs=[pb.EmbedInput(text=text) for text in TEXTS]))
+        ids = [stub.Tokenize(pb.TokenizeRequest(text=text)).token_ids for text in TEXTS]
+        by_ids = stub.Embed(pb.EmbedRequest(inputs=[pb.EmbedInput(token_ids=pb.TokenIds(ids=one)) for one in ids]))
+        short = stub.Embed(pb.EmbedRequest(inputs=[pb.EmbedInput(text=TEXTS[0])], dimensions=64))
+        assert "embed" in stub.GetModelInfo(pb.GetModelInfoRequest()).tasks
+        with pytest.raises(grpc.RpcError, match="does not generate text"):
+            stub.Generate(pb.GenerateRequest(text="a"))
+    assert reply.prompt_tokens == expected["usage"]["prompt_tokens"]
+    for one, other, wanted in zip(reply.embeddings, by_ids.embeddings, expected["data"], strict=True):
+        assert one.rows == 1
+        np.testing.assert_allclose(one.values, wanted["embedding"], atol=1e-6)
+        np.testing.assert_allclose(other.values, wanted["embedding"], atol=1e-6)
+    assert len(short.embeddings[0].values) == 64
 
 
 def test_the_guides_lines(server):

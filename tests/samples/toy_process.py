@@ -14,7 +14,7 @@ from typing import Any
 
 SERVE = [sys.executable, "-m", "pagoda.serving.cli.main", "serve"]
 SMALL_POOL = ["--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--max-model-len", "2048", "--kv-cache-memory-bytes", "256M"]
-READY = re.compile(r"Pagoda is ready .* at (?P<where>.*)$")
+READY = re.compile(r"Pagoda is ready .*? at (?P<where>.*?)(?: and gRPC at (?P<grpc>\S+))?$")
 
 
 class ServerProcess:
@@ -46,6 +46,7 @@ class ServerProcess:
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
             if match := READY.match(line):
+                self.grpc = match["grpc"]
                 self.lines += [self.process.stdout.readline().rstrip("\n") for _ in range(2)]
                 return match["where"]
         self.process.wait()
@@ -78,10 +79,10 @@ class ServerProcess:
 
 def main() -> int:
     sys.path.insert(0, str(Path(__file__).parent))
-    from pagoda.serving.api.address import bind
+    from pagoda.serving.api.address import bind, bind_grpc
     from pagoda.serving.api.config import ServerConfig
     from pagoda.serving.api.logs import set_up_logging
-    from pagoda.serving.api.server import Server, run_loop
+    from pagoda.serving.api.server import Addresses, Server, run_loop
     from pagoda.serving.api.service import ModelCard, Service
     from toy_engine import ToyEngine, toy_text
 
@@ -92,7 +93,7 @@ def main() -> int:
 
     async def serve() -> int:
         service = Service(engine, toy_text(), ModelCard(config.served_model_name or ("toy",), "toy"), config)
-        return await Server(service, bind(config), stats=False).run()
+        return await Server(service, Addresses(bind(config), bind_grpc(config)), stats=False).run()
 
     return run_loop(serve)
 

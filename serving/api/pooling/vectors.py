@@ -20,7 +20,7 @@ from pagoda.serving.api.pooling.protocol import (
 )
 from pagoda.serving.api.service import Service
 from pagoda.serving.api.stream import JsonReply
-from pagoda.serving.engine.pooling import PoolingParams
+from pagoda.serving.engine.pooling import PoolingParams, PoolingTask
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -34,11 +34,7 @@ class Vectors:
     async def embeddings(self, request: Request) -> Response:
         body = await self._bodies.read(request, EmbeddingRequest)
         head = open_for(self._service, body, "embd", request_id(request))
-        # A model of vectors for each token gives those, as vLLM's endpoint does.
-        pooler = prompts_of(self._service).pooling.pooler
-        task = "token_embed" if pooler.task == "embed" and pooler.kind == "all" else "embed"
-        params = PoolingParams(task, active(body.use_activation, body.normalize), body.dimensions)  # type: ignore[arg-type]
-        return JsonReply(self._embeddings(body, params, head))
+        return JsonReply(self._embeddings(body, embedding_params(self._service, body), head))
 
     async def _embeddings(self, body: EmbeddingRequest, params: PoolingParams, head: Head) -> EmbeddingReply:
         answers = await answers_of(self._service, await input_requests(self._service, body, params, head))
@@ -67,6 +63,13 @@ class Vectors:
         answers = await answers_of(self._service, await input_requests(self._service, body, params, head))
         data = [PoolingData(index=index, data=_encoded(values, body.encoding_format)) for index, values in enumerate(answers.values)]
         return PoolingReply(**head._asdict(), data=data, usage=answers.usage)
+
+
+def embedding_params(service: Service, body: EmbeddingRequest) -> PoolingParams:
+    """A model of vectors for each token gives those, as vLLM's endpoint does."""
+    pooler = prompts_of(service).pooling.pooler
+    task: PoolingTask = "token_embed" if pooler.task == "embed" and pooler.kind == "all" else "embed"
+    return PoolingParams(task, active(body.use_activation, body.normalize), body.dimensions)
 
 
 def _encoded(values: Numbers, encoding: str | None) -> list[float] | str:
