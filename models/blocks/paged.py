@@ -43,7 +43,8 @@ def _state_batch(batch: PagedBatch, page: int) -> StateBatch:
     lengths = batch.query_start[1:] - batch.query_start[:-1]
     table = batch.block_table.long()
     rows, columns = table.shape
-    many = rows if batch.lengths is None else batch.lengths.prompts
+    # A replayed step serves others of its sizes, whose prompts may be more.
+    many = rows if batch.lengths is None or batch.replayed else batch.lengths.prompts
     return StateBatch(
         batch.query_start,
         batch.seq_lens <= lengths,

@@ -84,7 +84,9 @@ class CapturedSteps:
         return Bucket(tokens, rows)
 
     def _prompt_bucket(self, plan: StepPlan) -> Bucket | None:
-        """Sizes that come once are not worth a capture."""
+        """Sizes that come once are not worth a capture; prompts that are run whole have their bounds on the host."""
+        if self._forward.model.facts.whole_prompts:
+            return None
         tokens = bucket_of(self._policy.prompt_tokens, plan.num_tokens)
         rows = bucket_of(self._policy.prompt_rows, plan.num_rows)
         if tokens is None or rows is None or rows > len(self._tokens):

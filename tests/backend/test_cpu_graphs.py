@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
 import torch
 from pagoda.backends.cpu.backend import CpuBackend
 from pagoda.backends.cpu.graphs import RecordedGraphs, RecordedReplay
+from pagoda.backends.cpu.workspace import CHUNK, Taken, Workspace
 from pagoda.backends.torch_host.graphs import EagerReplay
 from pagoda.hal.comm import Topology
 from pagoda.ops.linear import GemmFacts
@@ -75,6 +77,75 @@ def test_a_step_that_looks_at_values_runs_as_it_is() -> None:
     assert isinstance(replay, EagerReplay)
     ids.copy_(torch.tensor([[3], [3]]))
     assert torch.equal(replay(), run.run(packed, x, weights, ids))
+
+
+def _chain(width: int, kept: list[torch.Tensor] | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Many products one after the other, whose results are garbage at once; `kept` gets one of them."""
+    gemm = TABLE.resolve("gemm", GemmFacts("float32", width, width))
+    packed = gemm.pack({"weight": torch.eye(width)})
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x
+        for turn in range(20):
+            y = gemm.run(packed, y + 1.0)
+            if kept is not None and turn == 5:
+                kept.append(y)
+        return y if kept is None else y + kept[-1]
+
+    return step
+
+
+@torch.inference_mode()
+def test_steps_of_all_sizes_share_the_memory_of_what_they_drop() -> None:
+    graphs = RecordedGraphs()
+    inputs = [torch.zeros(rows, 64) for rows in (1, 3000, 40)]
+    replays = [graphs.capture(len(x), _chain(64), (x,)) for x in inputs]
+    for turn in range(3):
+        results = []
+        for x, replay in zip(inputs, replays, strict=True):
+            x.fill_(turn)
+            results.append(replay())
+        # A result stays what it is while others run.
+        assert [set(result.flatten().tolist()) for result in results] == [{turn + 20.0}] * 3
+    workspace = graphs._shared()
+    assert len(workspace.chunks) == 1
+    assert [replay.nbytes for replay in replays] == [x.nbytes for x in inputs]
+    assert 20 * inputs[1].nbytes > CHUNK  # so each result was written over while the step went on
+    del replays, replay
+    gc.collect()
+    assert graphs._shared() is not None and workspace.chunks
+    del workspace
+    assert graphs._shared() is None
+
+
+@torch.inference_mode()
+def test_a_step_that_gives_a_tensor_away_keeps_its_memory_for_itself() -> None:
+    graphs, kept = RecordedGraphs(), []
+    x, other = torch.zeros(3, 64), torch.zeros(3, 64)
+    replay, second = graphs.capture("kept", _chain(64, kept), (x,)), graphs.capture("other", _chain(64), (other,))
+    assert isinstance(replay, RecordedReplay)
+    assert replay.nbytes > 20 * x.nbytes
+    x.fill_(1.0)
+    other.fill_(9.0)
+    replay(), second()
+    assert set(kept[-1].flatten().tolist()) == {7.0}
+    assert set(replay().flatten().tolist()) == {28.0}
+
+
+@torch.inference_mode()
+def test_places_are_taken_again_when_views_too_are_garbage() -> None:
+    taken = Taken(Workspace())
+    first = taken.like(torch.empty(10, 8))
+    view, start = first[2:, ::2], first.data_ptr()
+    alias = taken.named(view)
+    assert (alias.data_ptr(), alias.shape, alias.stride()) == (view.data_ptr(), view.shape, view.stride())
+    second = taken.like(torch.empty(3, dtype=torch.int64))
+    del first
+    assert len(taken) == 2 and taken.like(torch.empty(10, 8)).data_ptr() not in (start, second.data_ptr())
+    del view
+    assert len(taken) == 1 and taken.like(torch.empty(10, 8)).data_ptr() == start
+    big = taken.like(torch.empty(CHUNK, dtype=torch.float32))
+    assert big.fill_(2.0).sum() == 2.0 * CHUNK
 
 
 @torch.inference_mode()
