@@ -39,10 +39,21 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, started: float
     check_tls(server_config)
     keys_of(server_config)  # announced keys that are not there are an error now, not when the model has loaded
     with bind(server_config) as sock, bind_grpc(server_config) or nullcontext() as grpc:
-        path = resolve(engine_config.model, engine_config.revision)
-        defaults = server_defaults(path, server_config.generation_config, server_config.override_generation_config)
-        card = ModelCard(server_config.served_model_name or (engine_config.model,), str(path), defaults)
+        card = card_of(engine_config, server_config)
         return run_loop(lambda: _serve(engine_config, server_config, card, Addresses(sock, grpc), started, child))
+
+
+def card_of(engine_config: EngineConfig, server_config: ServerConfig) -> ModelCard:
+    """The model that is to be served, found on this machine or fetched."""
+    path = resolve(engine_config.model, engine_config.revision)
+    defaults = server_defaults(path, server_config.generation_config, server_config.override_generation_config)
+    return ModelCard(server_config.served_model_name or (engine_config.model,), str(path), defaults)
+
+
+async def open_service(engine_config: EngineConfig, server_config: ServerConfig, card: ModelCard, child: Child | None) -> Service:
+    """The model's engine, loaded in a process of its own, and its text side."""
+    client, text = await _load(replace(engine_config, model=card.root), server_config, child)
+    return Service(client, text, card, server_config)
 
 
 async def _serve(
@@ -57,11 +68,11 @@ async def _serve(
     assert loading is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, loading.cancel)
     try:
-        client, text = await _load(replace(engine_config, model=card.root), server_config, child)
+        service = await open_service(engine_config, server_config, card, child)
     except asyncio.CancelledError:
         log.warning("ended while loading")
         return TERMINATED
-    service, settings = Service(client, text, card, server_config), shown_settings(engine_config, server_config)
+    settings = shown_settings(engine_config, server_config)
     return await Server(service, addresses, settings, stats=not engine_config.disable_log_stats, started=started).run()
 
 

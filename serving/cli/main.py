@@ -28,6 +28,7 @@ class Command(NamedTuple):
 SECTIONS: dict[str, dict[str, Command]] = {
     "Serve and talk": {
         "serve": Command("serve", "Serve a model over HTTP: OpenAI's API and more."),
+        "run-batch": Command("run_batch", "Answer a file of requests in OpenAI's batch format."),
         "generate": Command("generate", "Complete a prompt, or standard input, and print it as it comes."),
         "chat": Command("chat", "Talk to a model in the terminal, here or on a running server."),
     },
