@@ -23,6 +23,8 @@ class GraphPolicy:
             again; empty means that such steps run as they are.
         shared: decode steps have a second form for rows that share a beginning, which attention then reads once.
         at_start: capture all buckets before the first request; otherwise each when it is first needed.
+        burst: decode steps that may be replayed one after the other, their inputs brought by copies between them, before the host
+            looks at what they gave; 1: none.
     """
 
     mode: Literal["eager", "captured", "traced"] = "eager"
@@ -33,6 +35,7 @@ class GraphPolicy:
     prompt_rows: tuple[int, ...] = ()
     shared: bool = False
     at_start: bool = True
+    burst: int = 1
 
     def token_bucket(self, tokens: int) -> int:
         """The size that a step of `tokens` tokens is padded to (itself where no bucket fits)."""

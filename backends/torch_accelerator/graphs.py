@@ -13,6 +13,9 @@ from pagoda.hal.graphs import GraphPolicy, Replay
 ROWS = (1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32))
 """Decode sizes that are captured; larger steps, and those with prompts, run eagerly."""
 
+BURST = 4
+"""Decode steps in a row: enough to hide what a step costs the host behind what it costs a fast device."""
+
 
 class AcceleratorReplay:
     """A recorded step."""
@@ -37,7 +40,7 @@ class AcceleratorGraphs:
     """
 
     def __init__(self, api: TorchApi, device: torch.device, policy: GraphPolicy | None = None) -> None:
-        self.policy = policy or GraphPolicy("captured", ROWS, ROWS)
+        self.policy = policy or GraphPolicy("captured", ROWS, ROWS, burst=BURST)
         self._api = api
         self._device = device
         self._pool: Any = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,29 +13,17 @@ from pagoda.hal.device import Device
 from pagoda.hal.memory import MemoryKind
 from pagoda.ops.attention import HostLengths, PagedBatch, TreeMask
 from pagoda.ops.segment_attention import Segments
+from pagoda.serving.engine.burst_steps import BurstViews, fill_later
 from pagoda.serving.engine.cascade import shared_beginnings
-from pagoda.serving.engine.layout import DIMS, DTYPES, HEADER_WORDS, Layout, layout_of
+from pagoda.serving.engine.layout import ALIGNMENT, DIMS, DTYPES, FIRST, HEADER_WORDS, Layout, layout_of
 from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
+from pagoda.serving.engine.rare_columns import Extras, rare_columns
 from pagoda.serving.engine.samples import Samples, branches, samples_of
-from pagoda.serving.engine.settings import EDITS, SamplingSlots, Use
+from pagoda.serving.engine.settings import SamplingSlots, Use
 from pagoda.serving.engine.trees import Tree, tree_of
 
 Arrays = Mapping[str, NDArray[Any]]
 Tensors = Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Extras:
-    """Columns of a step that only some models or features bring; all optional.
-
-    Attributes:
-        positions: `[axes, T]` int64, in place of the plan's own positions (multimodal sections).
-        span_rows, span_sources: `[E]` int64, token of the step and row of the embedding store that replaces it (media).
-    """
-
-    positions: LongArray | None = None
-    span_rows: LongArray | None = None
-    span_sources: LongArray | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +47,7 @@ class StepBatch:
         lengths: of the rows, exact; None in decode steps, whose kernels need none of the host.
         shared: of each cache group, whether its rows share a beginning (`PagedBatch.shared`).
         taps: layers whose hidden states are wanted, of the tokens in the view `tap_rows`. routed: the chosen experts are.
+        burst: of a plan with runs, the part that its captured steps read, and what it holds in the steps after the first.
     """
 
     layout: Layout
@@ -76,6 +65,7 @@ class StepBatch:
     shared: tuple[bool, ...] = ()
     taps: tuple[int, ...] = ()
     routed: bool = False
+    burst: BurstViews | None = None
 
     @property
     def every_row_sampled(self) -> bool:
@@ -134,15 +124,24 @@ class BatchPacker:
         """
         columns = _columns(plan, self.slots, bucket or Bucket(), extras or Extras(), self.page_sizes, self.device.graphs.policy.shared)
         layout = layout_of(tuple(columns.dims.get(name, 0) for name in DIMS))
-        if layout.nbytes > self._capacity:
-            self._grow(layout.nbytes)
+        later, end = plan.num_steps - 1, layout.nbytes
+        if later:
+            begin = -(-end // ALIGNMENT) * ALIGNMENT
+            end = begin + later * layout.fixed
+        if end > self._capacity:
+            self._grow(end)
         self._turn = (self._turn + 1) % self._ring
         host = self._host[self._turn]
         arrays = self._host_views(self._turn, layout)
         layout.write_header(self._headers[self._turn], plan.num_tokens, plan.num_rows)
         columns.fill(arrays, self.page_sizes)
-        self._device[: layout.nbytes].copy_(host[: layout.nbytes], non_blocking=True)
-        return columns.batch(layout, self._device_views(layout))
+        if later:
+            fill_later(
+                host.numpy()[begin:end].reshape(later, layout.fixed), host.numpy(), layout, plan, self.page_sizes, len(self.slots.use)
+            )
+        self._device[:end].copy_(host[:end], non_blocking=True)
+        batch = columns.batch(layout, self._device_views(layout))
+        return replace(batch, burst=self._burst_views(layout, later, begin)) if later else batch
 
     def _grow(self, capacity: int) -> None:
         """New buffers, half as large again as needed; earlier views and captured steps are void (`generation` says so)."""
@@ -152,6 +151,7 @@ class BatchPacker:
         self._device = self.device.memory.alloc(MemoryKind.WORK, (self._capacity,), torch.uint8)
         self._host_cache: dict[tuple[int, Layout], Arrays] = {}
         self._device_cache: dict[Layout, Tensors] = {}
+        self._burst_cache: dict[tuple[Layout, int], BurstViews] = {}
         self.generation += 1
 
     def _host_views(self, turn: int, layout: Layout) -> Arrays:
@@ -161,6 +161,14 @@ class BatchPacker:
             self._host_cache[key] = host_views(self._host[turn].numpy(), layout)
         return self._host_cache[key]
 
+    def _burst_views(self, layout: Layout, later: int, begin: int) -> BurstViews:
+        key = (layout, later)
+        if key not in self._burst_cache:
+            _bound(self._burst_cache)
+            parts = self._device[begin : begin + later * layout.fixed].view(later, layout.fixed).unbind(0)
+            self._burst_cache[key] = BurstViews(self._device[FIRST : FIRST + layout.fixed], parts)
+        return self._burst_cache[key]
+
     def _device_views(self, layout: Layout) -> Tensors:
         if layout not in self._device_cache:
             _bound(self._device_cache)
@@ -168,7 +176,7 @@ class BatchPacker:
         return self._device_cache[layout]
 
 
-def _bound(cache: dict[object, object] | dict[tuple[int, Layout], Arrays] | dict[Layout, Tensors]) -> None:
+def _bound(cache: dict[Any, Any]) -> None:
     if len(cache) >= 256:
         cache.clear()
 
@@ -319,7 +327,7 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
     # A grammar's masks come with the plan; for the sampler they are one use with a slot's own allowed tokens.
     use = slots.uses(chosen) | (Use.ALLOWED if plan.mask_rows is not None else 0)
     rows = bucket.rows or plan.num_rows
-    rare = _rare(plan, slots, samples, use, extras)
+    rare = rare_columns(plan, slots, samples, use, extras)
     tree = tree_of(plan) if plan.drafts is not None and plan.parents is not None and branches(plan.drafts, plan.parents) else None
     if tree is not None:
         rare.update(tree_nodes=tree.nodes, tree_seen=tree.seen)
@@ -349,51 +357,3 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
         "tapped": len(rare.get("tap_rows", ())),
     }
     return _Columns(plan, bucket, extras, dims, slots, samples, chosen, use, rare, tree, shared)
-
-
-def _rare(plan: StepPlan, slots: SamplingSlots, samples: Samples, use: int, extras: Extras) -> dict[str, NDArray[Any]]:
-    """Columns that most steps lack. Row indices are into the samples."""
-    chosen = plan.slots[samples.rows]
-    rare: dict[str, NDArray[Any]] = {name: value for name, value in vars(extras).items() if value is not None and name != "positions"}
-    if plan.drafts is not None:
-        rare["drafts"] = plan.drafts
-    if plan.parents is not None:
-        rare["parents"] = plan.parents
-    if plan.tapped is not None:
-        rare["tap_layers"] = np.array(plan.taps, np.int32)
-        rare["tap_rows"] = np.flatnonzero(np.repeat(plan.tapped, plan.lengths))
-    if use & Use.PENALTY:
-        rows = slots.rows_with(chosen, Use.PENALTY)
-        rare["penalty_rows"] = rows
-        for name in ("repetition", "presence", "frequency"):
-            rare[name] = getattr(slots, name)[chosen[rows]]
-        if plan.drafts is not None:
-            rare.update(_drafts_counted(plan, samples, rows))
-    if use & EDITS:
-        ahead = samples.paths(plan) if plan.drafts is not None and use & Use.BAD_WORDS else None
-        edits = slots.edits(chosen, plan.draws[samples.rows] + samples.depths.astype(np.int32), ahead)
-        rare.update(edit_rows=edits.rows, edit_ids=edits.ids, edit_values=edits.values)
-    if use & Use.ALLOWED:
-        rare["mask_rows"], rare["masks"] = slots.masks(chosen, *_grammar(plan, samples))
-    if use & Use.LOGPROBS:
-        rare["logprob_rows"] = slots.rows_with(chosen, Use.LOGPROBS)
-    return rare
-
-
-def _drafts_counted(plan: StepPlan, samples: Samples, penalties: LongArray) -> dict[str, NDArray[Any]]:
-    """For penalties: the drafts before each sample that has them, and what says which samples count."""
-    paths = samples.paths(plan)
-    rows = [row for row, sample in enumerate(penalties.tolist()) for _ in paths[sample]]
-    ids = [token for sample in penalties.tolist() for token in paths[sample]]
-    drafts = [path[-1] if path else -1 for path in paths]
-    columns = {"path_rows": rows, "path_ids": ids, "sample_draft": drafts}
-    return {name: np.array(values, np.int64) for name, values in columns.items()} | {"sample_before": samples.before}
-
-
-def _grammar(plan: StepPlan, samples: Samples) -> tuple[LongArray, IntArray | None]:
-    """A plan's masks, their rows counted among the samples; masks of rows that are not sampled are dropped."""
-    if plan.mask_rows is None or plan.masks is None:
-        return np.empty(0, np.int64), None
-    kept = np.isin(plan.mask_rows, samples.rows)
-    firsts = np.searchsorted(samples.rows, plan.mask_rows[kept])
-    return firsts if plan.mask_nodes is None else firsts + plan.mask_nodes[kept], plan.masks[kept]

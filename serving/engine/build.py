@@ -116,7 +116,7 @@ def build_runner(config: EngineConfig, topology: Topology) -> Runner:
     runner.warm_up()
     ended = time.perf_counter()
     seconds = {"device and plan": planned - began, "weights": loaded - planned, "buffers and warm-up": ended - loaded}
-    runner.facts = replace(runner_facts, load_seconds=seconds)
+    runner.facts = replace(runner.facts, load_seconds=seconds)
     log.info("rank %d loaded %s on %s in %.1f s", topology.rank, facts.architecture, device.info.model, ended - began)
     return runner
 

@@ -11,6 +11,7 @@ from pagoda.hal.graphs import GraphPolicy, Replay
 from pagoda.hal.memory import MemoryKind
 from pagoda.ops.attention import PagedBatch
 from pagoda.serving.engine.batch import Bucket, StepBatch
+from pagoda.serving.engine.burst_steps import Burst, BurstViews
 from pagoda.serving.engine.forward import Forward
 from pagoda.serving.engine.pages import Pages
 from pagoda.serving.engine.plan import StepPlan
@@ -62,8 +63,16 @@ class CapturedSteps:
         alloc = device.memory.alloc
         self._tables = tuple(alloc(MemoryKind.WORK, (rows, width), torch.int32).zero_() for width in pages.table_widths(longest))
         # In the words that go to the host, so that nothing is left to convert behind a replay.
-        self._tokens, self._bad = (alloc(MemoryKind.WORK, (rows,), torch.int32).zero_() for _ in range(2))
+        self._rows = rows
+        self._words = alloc(MemoryKind.WORK, (2 * rows,), torch.int32).zero_()
+        self._run = alloc(MemoryKind.WORK, (max(1, self.burst.steps) * 2 * rows,), torch.int32).zero_()
         self._logits: torch.Tensor | None = None
+
+    @property
+    def burst(self) -> Burst:
+        """The longest burst and its most rows."""
+        policy = self._policy
+        return Burst() if policy.mode == "eager" else Burst(policy.burst, max(policy.row_buckets, default=0))
 
     def clear(self) -> None:
         """Forget all: addresses that they used have changed."""
@@ -89,7 +98,7 @@ class CapturedSteps:
             return None
         tokens = bucket_of(self._policy.prompt_tokens, plan.num_tokens)
         rows = bucket_of(self._policy.prompt_rows, plan.num_rows)
-        if tokens is None or rows is None or rows > len(self._tokens):
+        if tokens is None or rows is None or rows > self._rows:
             return None
         bucket = Bucket(tokens, rows)
         met = bucket in self._met
@@ -125,12 +134,26 @@ class CapturedSteps:
         fused = self._policy.static_shapes or not batch.use & SPLIT
         key = self._key(batch, fused)
         captured = self._steps.get(key) or self._capture(key, batch, groups, fused)
+        if batch.burst is not None:
+            return self._replay_all(captured, batch.burst, groups, rows)
         self._forward.model.plan(groups, captured.plans)
         given: Sampled = captured.replay()
         if fused:
             return given
         assert self._logits is not None
         return self._forward.sample(self._logits[:rows], batch)
+
+    def _replay_all(self, captured: Captured, burst: BurstViews, groups: tuple[PagedBatch, ...], rows: int) -> Sampled:
+        """One step after the other, each with its own inputs; what each gave is put aside before the next."""
+        words = self._run[: 2 * rows * (len(burst.later) + 1)].view(-1, 2, rows)
+        given = self._words[: 2 * rows].view(2, rows)
+        for step, kept in enumerate(words.unbind(0)):
+            if step:
+                burst.live.copy_(burst.later[step - 1])
+            self._forward.model.plan(groups, captured.plans)
+            captured.replay()
+            kept.copy_(given)
+        return Sampled(words[0, 0], words[0, 1], words=words)
 
     def _key(self, batch: StepBatch, fused: bool) -> tuple[object, ...]:
         shape = (
@@ -151,7 +174,7 @@ class CapturedSteps:
     def _capture(self, key: tuple[object, ...], batch: StepBatch, groups: tuple[PagedBatch, ...], fused: bool) -> Captured:
         plans = self._forward.model.plan(groups)
         if not fused and self._logits is None:
-            shape = (len(self._tokens), self._forward.model.facts.vocab_size)
+            shape = (self._rows, self._forward.model.facts.vocab_size)
             self._logits = self._device.memory.alloc(MemoryKind.WORK, shape, torch.float32)
 
         def step(*_: torch.Tensor) -> Sampled:
@@ -177,10 +200,11 @@ class CapturedSteps:
 
     def _keep(self, sampled: Sampled) -> Sampled:
         rows = len(sampled.tokens)
-        tokens, bad = self._tokens[:rows], self._bad[:rows]
+        words = self._words[: 2 * rows].view(1, 2, rows)
+        tokens, bad = words[0]
         tokens.copy_(sampled.tokens)
         bad.copy_(sampled.bad)
-        return Sampled(tokens, bad, sampled.logprobs)
+        return Sampled(tokens, bad, sampled.logprobs, words if sampled.logprobs is None else None)
 
     def _keep_logits(self, logits: torch.Tensor) -> None:
         assert self._logits is not None

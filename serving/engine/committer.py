@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from pagoda.serving.engine.beam_rows import answer
+from pagoda.serving.engine.bursts import take_runs
 from pagoda.serving.engine.indexer import Indexer
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.messages import FinishReason, RequestDelta, SequenceDelta, StepDeltas, TokenLogprobs
@@ -17,7 +18,7 @@ from pagoda.serving.engine.speculation import take_accepted
 
 class _Sampled(NamedTuple):
     """Rows that gave tokens which count: slots, newest tokens, index among the step's sampled rows, whether the sequence ends, and
-    all the new tokens of each row where there may be several (drafts)."""
+    all the new tokens of each row where there may be several (drafts, runs)."""
 
     slots: IntArray
     tokens: IntArray
@@ -37,7 +38,7 @@ class Committer:
         slots = self._ledger.slots
         self._ledger.let_go_copied(plan)
         slots.in_flight[plan.slots] -= 1
-        slots.committed[plan.slots] += plan.lengths
+        slots.committed[plan.slots] += plan.lengths if plan.runs is None else plan.runs
         self._take_prompt_logprobs(plan, result)
         others = self._fail_bad_rows(plan, result)
         sampled = self._take_tokens(plan, result)
@@ -64,6 +65,8 @@ class Committer:
         if plan.drafts is not None:
             self._count_drafts(plan.drafts[plan.sampled][rows], result.counts[rows])
             return self._take_drafted(chosen, rows, result)
+        if plan.runs is not None:
+            return self._take_runs(chosen, rows, result)
         known = slots.known[chosen]
         slots.tokens[chosen, known] = tokens
         slots.known[chosen] = known + 1
@@ -87,6 +90,11 @@ class Committer:
         self._ledger.counters["generation_tokens"] += sum(map(len, runs))
         return _Sampled(chosen, tokens, rows, ended, runs)
 
+    def _take_runs(self, chosen: IntArray, rows: IntArray, result: StepResult) -> _Sampled:
+        taken = take_runs(self._ledger.slots, chosen, result.tokens[rows], result.counts[rows])
+        self._ledger.counters["generation_tokens"] += sum(map(len, taken.runs))
+        return _Sampled(chosen, taken.newest, rows, taken.ended, taken.runs)
+
     def _count_drafts(self, drafts: IntArray, counts: IntArray) -> None:
         drafted, counters = (drafts >= 0).sum(1), self._ledger.counters
         taken = np.where(drafted > 0, counts - 1, 0)
@@ -107,8 +115,6 @@ class Committer:
     def _deltas(self, sampled: _Sampled, result: StepResult, others: list[RequestDelta]) -> StepDeltas:
         slots = self._ledger.slots
         plain = slots.plain[sampled.slots] & ~sampled.ended
-        if sampled.runs is not None:
-            plain &= np.array([len(run) == 1 for run in sampled.runs], np.bool_)
         told: dict[str, tuple[Request, list[SequenceDelta]]] = {}
         for i in np.flatnonzero(~plain).tolist():
             slot = int(sampled.slots[i])
@@ -119,7 +125,11 @@ class Committer:
             told.setdefault(sequence.request.id, (sequence.request, []))[1].append(delta)
             slots.plain[slot] = is_plain(sequence)
         others += [_request_delta(request, deltas) for request, deltas in told.values()]
-        return StepDeltas(slots.ids[sampled.slots[plain]].tolist(), sampled.tokens[plain].tolist(), others)
+        ids = slots.ids[sampled.slots[plain]].tolist()
+        if sampled.runs is None:
+            return StepDeltas(ids, sampled.tokens[plain].tolist(), others)
+        pairs = [(name, token) for name, row in zip(ids, np.flatnonzero(plain).tolist(), strict=True) for token in sampled.runs[row]]
+        return StepDeltas([name for name, _ in pairs], [token for _, token in pairs], others)
 
     def _sequence_delta(self, sequence: Sequence, tokens: tuple[int, ...], logprobs: RowLogprobs | None, ended: bool) -> SequenceDelta:
         entries = as_logprobs(logprobs)[: len(tokens)] if logprobs is not None else None

@@ -194,17 +194,18 @@ class EngineCore:
         deltas = self._scheduler.commit(plan, result)
         if len(deltas):
             self._sink.deltas(deltas)
-        self._note_times(began, planned, answered)
+        self._note_times(began, planned, answered, plan.num_steps)
         return True
 
     def _plan(self) -> StepPlan | None:
         return None if self._asleep else self._scheduler.plan()
 
-    def _note_times(self, began: float, planned: float, answered: float) -> None:
+    def _note_times(self, began: float, planned: float, answered: float, steps: int) -> None:
         now = time.perf_counter()
-        self._host_ms = 1e3 * ((planned - began) + (now - answered))
-        self._step_ms = 1e3 * (now - max(began, self._stepped_at))
+        self._host_ms = 1e3 * ((planned - began) + (now - answered)) / steps
+        self._step_ms = 1e3 * (now - max(began, self._stepped_at)) / steps
         self._stepped_at = now
+        self._scheduler.note_pace(self._step_ms)
 
     def _abort(self, request_ids: list[str], sequence: int | None) -> None:
         if sequence is None:

@@ -72,6 +72,12 @@ SWITCHES = ("sampling", "adapters", "trees", "verified")
 HEADER_WORDS = 4 + len(DIMS) + len(SECTIONS)
 """int64 words: version, bytes in all, real tokens, real rows; then every dimension; then every section's offset, −1 if absent."""
 
+FIRST = -(-HEADER_WORDS * 8 // ALIGNMENT) * ALIGNMENT
+"""Where the first section lies."""
+
+FIRST_OTHER = "drafts"
+"""The first section whose size more than the bucket decides."""
+
 
 @dataclass(frozen=True)
 class Section:
@@ -88,12 +94,14 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The sections that a step with these dimensions has; made by `layout_of`, equal by identity."""
+    """The sections that a step with these dimensions has; made by `layout_of`, equal by identity. `fixed` bytes, from `FIRST` on, are
+    those whose size the bucket decides alone: what a captured step reads."""
 
     dims: tuple[int, ...]
     sections: MappingProxyType[str, Section]
     nbytes: int
     header: LongArray
+    fixed: int
 
     def write_header(self, out: LongArray, tokens: int, rows: int) -> None:
         """Fill `out` `[HEADER_WORDS]`; `tokens` and `rows` are the real ones, before padding."""
@@ -114,16 +122,23 @@ def layout_of(dims: tuple[int, ...]) -> Layout:
     sizes = dict(zip(DIMS, dims))
     offset = HEADER_WORDS * 8
     sections: dict[str, Section] = {}
+    fixed = 0
     for name, dtype, names in SECTIONS:
+        if name == FIRST_OTHER:
+            fixed = _aligned(offset) - FIRST
         shape = tuple(sizes[dim] for dim in names)
         if 0 in shape:
             continue
-        offset = -(-offset // ALIGNMENT) * ALIGNMENT
+        offset = _aligned(offset)
         sections[name] = Section(offset, dtype, _squeezed(shape, names))
         offset += sections[name].nbytes
     offsets = [sections[name].offset if name in sections else -1 for name, _, _ in SECTIONS]
     header = np.array([VERSION, offset, 0, 0, *dims, *offsets], np.int64)
-    return Layout(dims, MappingProxyType(sections), offset, header)
+    return Layout(dims, MappingProxyType(sections), offset, header, fixed)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def _squeezed(shape: tuple[int, ...], names: tuple[str, ...]) -> tuple[int, ...]:

@@ -109,7 +109,8 @@ class StepDeltas:
     flat lists, and the client process makes `RequestDelta`s of them (`iter`), so that the engine builds no object per request.
 
     Attributes:
-        request_ids, token_ids: equally long: requests of one sequence that got one token each, and the token.
+        request_ids, token_ids: equally long: requests of one sequence that got a token, and the token; one that got several is there
+            as often, in order.
         others: every other delta: first and last ones, those with logprobs, those of several sequences.
     """
 

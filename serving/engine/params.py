@@ -92,6 +92,13 @@ class SamplingParams:
         """The host must see this request's last token before its next step can run (interfaces: free and bound rows)."""
         return self.structured_outputs is not None or bool(self.bad_words_token_ids)
 
+    @property
+    def plain(self) -> bool:
+        """Temperature and filters alone decide its tokens, and nothing but tokens is asked for."""
+        edited = self.logit_bias or self.min_tokens or self.allowed_token_ids or self.bound
+        penalties = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
+        return not edited and not penalties and self.logprobs is None and self.prompt_logprobs is None
+
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_N),

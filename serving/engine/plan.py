@@ -84,7 +84,8 @@ class StepPlan:
         placements: adapters to put into device slots before the step.
         taps: layers whose hidden states the step gives. tapped: `[R]` bool, of whose tokens; None where `taps` is empty.
         routed: `[R]` bool, the rows whose tokens' experts the step gives; None: no row's.
-        stop_after: no row outlives this step count (multi-step replays); 1 means a single step.
+        runs: optional `[R]` int32, a burst: so many tokens each row is to sample, one after the other, in as many steps of one token a row
+            that the host does not look at in between. What the other fields say is the first of them; block tables hold all.
     """
 
     step: int
@@ -108,7 +109,7 @@ class StepPlan:
     taps: tuple[int, ...] = ()
     tapped: BoolArray | None = None
     routed: BoolArray | None = None
-    stop_after: int = 1
+    runs: IntArray | None = None
 
     @property
     def num_rows(self) -> int:
@@ -117,6 +118,11 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps of the device it is: 1, or the longest of `runs`."""
+        return 1 if self.runs is None else int(self.runs.max())
 
 
 class RowLogprobs(NamedTuple):
@@ -135,7 +141,7 @@ class StepResult:
 
     Attributes:
         step: the plan's.
-        tokens: `[S, k]` int32; `counts` `[S]` int32 says how many of each row are valid (1 without drafts).
+        tokens: `[S, k]` int32; `counts` `[S]` int32 says how many of each row are valid (1 without drafts and runs).
         logprobs: sampled-row index → `RowLogprobs` with N = count, for rows that asked.
         prompt_logprobs: row index → `RowLogprobs` over this chunk's *next* tokens, for rows that asked.
         hidden: row index → `[L, N, width]` float32, what the plan's `taps` gave after the layer, of the row's tokens: all but rejected
@@ -168,6 +174,7 @@ class RunnerFacts:
         num_pages: pages of the pool, page 0 (never handed out) included.
         max_model_len, vocab_size, device: see `EngineFacts`.
         overlap: how many steps may be in flight (≥ 1).
+        burst_steps, burst_rows: the longest of a plan's `runs`, and for how many rows at most; 1 step: plans have none.
         weight_bytes, kv_bytes: in use on rank 0. kernels: op → kernel names.
         adapters: `adapters.LoadedAdapter`s that the ranks have read.
         adapter_slots: adapters that the device holds at a time; 0 where they are not enabled.
@@ -183,6 +190,8 @@ class RunnerFacts:
     vocab_size: int
     device: str
     overlap: int = 2
+    burst_steps: int = 1
+    burst_rows: int = 0
     weight_bytes: int = 0
     kv_bytes: int = 0
     kernels: dict[str, str] = field(default_factory=dict)

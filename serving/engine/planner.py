@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from pagoda.serving.engine.admission import Admitted, Admitter, make_admission
+from pagoda.serving.engine.bursts import BurstRule
 from pagoda.serving.engine.grammar import masks
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.plan import ON_DEVICE, Admission, IntArray, StepPlan
@@ -15,12 +16,21 @@ class Planner:
     """There are no modes: a decode is behind by one token, a prompt by its rest, a resumed sequence by all it has."""
 
     def __init__(
-        self, ledger: Ledger, admitter: Admitter, *, budget: int, threshold: int, vocab: int, speculator: Speculator | None = None
+        self,
+        ledger: Ledger,
+        admitter: Admitter,
+        *,
+        budget: int,
+        threshold: int,
+        vocab: int,
+        bursts: BurstRule,
+        speculator: Speculator | None = None,
     ) -> None:
         self._ledger = ledger
         self._admitter = admitter
         self._budget = budget
         self._threshold = threshold
+        self._bursts = bursts
         self._speculator = speculator
         self._vocab = vocab
         self._step = 0
@@ -30,7 +40,7 @@ class Planner:
         self._ledger.take_loaded()
         draining = len(self._ledger.draining)
         preemptions = self._ledger.counters["preemptions"]
-        slots, counts = self._running()
+        slots, counts, runs = self._running()
         admitted = Admitted()
         if self._ledger.counters["preemptions"] == preemptions and not draining:
             admitted = self._admitter.admit(self._budget - int(counts.sum()))
@@ -39,9 +49,9 @@ class Planner:
         if admitted.slots:
             slots = np.concatenate([slots, np.array(admitted.slots, np.int32)])
             counts = np.concatenate([counts, np.array(admitted.counts, np.int32)])
-        return self._build(slots, counts, admitted) if len(slots) else None
+        return self._build(slots, counts, admitted, runs) if len(slots) else None
 
-    def _running(self) -> tuple[IntArray, IntArray]:
+    def _running(self) -> tuple[IntArray, IntArray, IntArray | None]:
         slots, order = self._ledger.slots, self._ledger.order
         slots.drafted[order] = 0
         want = self._want(order)
@@ -49,6 +59,9 @@ class Planner:
             self._renew(order, want)
         rows = np.flatnonzero(want)
         chosen, counts = order[rows], want[rows]
+        if (runs := self._bursts.runs(chosen, counts)) is not None:
+            self._ledger.tables.extend(chosen, self._ledger.tables.need(chosen, slots.computed[chosen] + runs))
+            return chosen, counts, runs
         needs = self._ledger.tables.need(chosen, slots.computed[chosen] + counts)
         if self._speculator is not None and needs.sum() <= self._ledger.pool.available:
             counts, needs = self._with_drafts(self._speculator, chosen, counts, needs)
@@ -56,7 +69,7 @@ class Planner:
             kept = self._squeeze(chosen, needs.sum(0))
             chosen, counts, needs = chosen[kept], counts[kept], needs[:, kept]
         self._ledger.tables.extend(chosen, needs)
-        return chosen, counts
+        return chosen, counts, None
 
     def _renew(self, order: IntArray, want: IntArray) -> None:
         """Sequences that grew into another epoch of the model's lengths are computed again from their first token."""
@@ -130,7 +143,7 @@ class Planner:
             admitted = self._admitter.admit(self._budget)
         return admitted
 
-    def _build(self, slots: IntArray, counts: IntArray, admitted: Admitted) -> StepPlan:
+    def _build(self, slots: IntArray, counts: IntArray, admitted: Admitted, runs: IntArray | None) -> StepPlan:
         state = self._ledger.slots
         if counts.max() > 1:
             order = np.concatenate([np.flatnonzero(counts > 1), np.flatnonzero(counts == 1)])
@@ -162,12 +175,13 @@ class Planner:
             placements=self._ledger.adapters.take_placements(),
             taps=self._speculator.taps if self._speculator is not None else (),
             tapped=self._speculator.tapped(slots) if self._speculator is not None else None,
+            runs=runs,
         )
         self._ledger.hold_copied(plan)
         if self._ledger.states is not None:
             self._ledger.states.advance(plan.step, slots, starts, ends)
-        state.computed[slots] = ends
-        state.total[slots] = total + sampled * (1 + drafted)
+        state.computed[slots] = ends if runs is None else starts + runs
+        state.total[slots] = total + (sampled * (1 + drafted) if runs is None else runs)
         state.in_flight[slots] += 1
         self._step += 1
         return plan

@@ -16,6 +16,9 @@ from pagoda.serving.engine.plan import BoolArray, IntArray, LongArray, RowLogpro
 from pagoda.serving.engine.sampler import Logprobs, Sampled
 from pagoda.serving.engine.samples import Accepted, Samples, accepted
 
+WORDS = 3
+"""Dimensions of `Sampled.words`."""
+
 Piece = tuple[tuple[int, ...], bool]
 """Shape of one array in the buffer, and whether its 32 bits are a float."""
 
@@ -47,6 +50,8 @@ class Pending:
 
     def wait(self) -> StepResult:
         self.event.wait()
+        if len(self.pieces[0][0]) == WORDS:
+            return self._of_words(self.host.numpy().reshape(self.pieces[0][0])[:, :, : len(self.samples.rows)].copy())
         arrays = iter(_split(self.host.numpy(), self.pieces))
         flat, bad = next(arrays), next(arrays)
         kept = self._kept(flat)
@@ -61,6 +66,13 @@ class Pending:
             bad_rows=_rows_of(kept, bad) if bad.any() else (),
             in_place=kept.in_place if self.plan.drafts is not None else None,
         )
+
+    def _of_words(self, words: IntArray) -> StepResult:
+        tokens, bad = words[:, 0].T, words[:, 1].T
+        runs = self.plan.runs
+        counts = np.ones(len(tokens), np.int32) if runs is None else runs
+        failed = ((bad != 0) & (np.arange(bad.shape[1]) < counts[:, None])).any(1) if bad.any() else None
+        return StepResult(self.plan.step, tokens, counts, bad_rows=() if failed is None else tuple(np.flatnonzero(failed).tolist()))
 
     def _of_tokens(self, rows: BoolArray | None, kept: Accepted, arrays: Iterator[Any]) -> dict[int, Any]:
         return {} if rows is None else states_of_rows(self.plan, rows, self.samples, kept, next(arrays))
@@ -101,6 +113,10 @@ class ResultCopier:
 
         logprob_rows: whose logprobs, among the samples. states: of tapped layers and chosen experts, where the plan asks for them.
         """
+        if sampled.words is not None:
+            host = self._next(sampled.words.numel())
+            host.copy_(sampled.words.view(-1), non_blocking=True)
+            return Pending(plan, samples, host, ((tuple(sampled.words.shape), False),), stream.record(), logprob_rows, prompts)
         count = len(samples.rows)
         tensors = [sampled.tokens[:count], sampled.bad[:count]]
         tensors += sampled.logprobs or ()

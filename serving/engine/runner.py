@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
@@ -63,7 +63,7 @@ class Runner:
         device, table: where, and the kernels of sampling.
         model: loaded, bound to `pages`.
         pages: the KV pool.
-        facts: what the scheduler was told.
+        facts: what the scheduler is told; of bursts the runner knows itself.
         limits: sizes of the stable buffers.
         reload: loads the model again after its weights were released, or None.
         communicator: of the ranks, left when the runner is closed.
@@ -84,7 +84,7 @@ class Runner:
         adapters: AdapterStore | None = None,
         shelf: Callable[[Stream], Shelf] | None = None,
     ) -> None:
-        self.device, self.pages, self.facts, self.limits = device, pages, facts, limits
+        self.device, self.pages, self.limits = device, pages, limits
         self._reload, self._communicator, self._adapters = reload, communicator, adapters
         self._stream = device.stream()
         self._shelf = shelf(self._stream) if shelf is not None else None
@@ -94,7 +94,9 @@ class Runner:
         self._forward = Forward(device, model, self._sampler, rows)
         self._captured = CapturedSteps(device, self._forward, pages, rows, limits.max_model_len, communicator)
         self._packer = BatchPacker(device, pages.page_sizes, self._slots, _step_bytes(pages, limits), limits.in_flight)
-        self._copier = ResultCopier(device, 2 * rows, limits.in_flight)
+        burst = self._captured.burst
+        self.facts = replace(facts, burst_steps=burst.steps, burst_rows=burst.rows)
+        self._copier = ResultCopier(device, 2 * rows * burst.steps, limits.in_flight)
         device.synchronize()
 
     @torch.inference_mode()

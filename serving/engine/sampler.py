@@ -38,11 +38,13 @@ class Logprobs(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """`tokens` `[S]` int64; `bad` `[S]` bool: the row's logits held NaN (both int32 behind a replay); logprobs of the rows that asked."""
+    """`tokens` `[S]` int64; `bad` `[S]` bool: the row's logits held NaN (both int32 behind a replay); logprobs of the rows that asked; of
+    replays alone `words` `[K, 2, rows]` int32: tokens and `bad` of K steps in one piece."""
 
     tokens: torch.Tensor
     bad: torch.Tensor
     logprobs: Logprobs | None = None
+    words: torch.Tensor | None = None
 
 
 class Sampler:

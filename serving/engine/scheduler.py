@@ -12,6 +12,7 @@ from pagoda.serving.engine.adapters import AdapterBook
 from pagoda.serving.engine.admission import Admitter
 from pagoda.serving.engine.beam_rows import Beams
 from pagoda.serving.engine.beams import start_search
+from pagoda.serving.engine.bursts import BurstRule
 from pagoda.serving.engine.committer import Committer, end_request, end_sequence
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.fork import fork_sequence
@@ -80,12 +81,14 @@ class Scheduler:
         threshold = config.long_prefill_token_threshold
         admitter = Admitter(self._ledger, caching=config.enable_prefix_caching, chunked=config.enable_chunked_prefill, threshold=threshold)
         self._speculator = Speculator(self._ledger, drafter) if drafter is not None else None
+        self._bursts = BurstRule(self._ledger, facts)
         self._planner = Planner(
             self._ledger,
             admitter,
             budget=config.max_num_batched_tokens,
             threshold=threshold if config.enable_chunked_prefill else 0,
             vocab=facts.vocab_size,
+            bursts=self._bursts,
             speculator=self._speculator,
         )
         self._committer = Committer(self._ledger, caching=config.enable_prefix_caching)
@@ -144,8 +147,12 @@ class Scheduler:
         plan = self._planner.plan(idle=not self._in_flight)
         if plan is not None:
             self._in_flight.append(plan)
-            self._ledger.counters["steps"] += 1
+            self._ledger.counters["steps"] += plan.num_steps
         return plan
+
+    def note_pace(self, step_ms: float) -> None:
+        """How long the ranks' last step took, by the clock: bursts are cut so that an arriving request does not wait long."""
+        self._bursts.step_ms = step_ms
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepDeltas:
         """Take a step's result; steps are committed in the order of their plans."""

@@ -23,6 +23,7 @@ class Slots:
         indexed: units of the hash chain that are in the prefix index.
         active: may be planned. open: takes sampled tokens. bound: sits out until its last token is known.
         searching: a beam, whose next token the search chooses and not the sampler.
+        bursts: the host need not look at its tokens between steps, nor do they need work whose amount differs from step to step.
         plain: a sampled token is all there is to say to its client. ids: request ids. sequences: the sequences.
     """
 
@@ -35,7 +36,7 @@ class Slots:
         self.drafted: IntArray = np.zeros(count, np.int32)
         self.drafting = False
         self.stops: IntArray = np.full((count, 1), -1, np.int32)
-        self.active, self.open, self.bound, self.searching, self.plain = (np.zeros(count, np.bool_) for _ in range(5))
+        self.active, self.open, self.bound, self.searching, self.plain, self.bursts = (np.zeros(count, np.bool_) for _ in range(6))
         self.ids = np.empty(count, object)
         self.sequences: list[Sequence | None] = [None] * count
         self._free = list(range(count - 1, -1, -1))
@@ -62,6 +63,7 @@ class Slots:
         self.searching[slot] = source.beam_width > 0
         self.bound[slot] = params.bound or source.beam_width > 0 or self.drafting
         self.plain[slot] = False
+        self.bursts[slot] = not self.bound[slot] and params.plain
         self.ids[slot] = source.request_id
         self._set_stops(slot, (*params.stop_token_ids, *(() if params.ignore_eos else source.eos_ids)))
         self.sequences[slot], sequence.slot = sequence, slot

@@ -31,7 +31,7 @@ class Captured(CpuBackend):
     def open(self, index=0):
         device = super().open(index)
         device.info = self.describe()
-        policy = GraphPolicy("captured", SIZES, SIZES, static_shapes={static}, prompt_tokens=PROMPTS, prompt_rows=(2, 16))
+        policy = GraphPolicy("captured", SIZES, SIZES, static_shapes={static}, prompt_tokens=PROMPTS, prompt_rows=(2, 16), burst=3)
         device.graphs = EagerGraphs(policy)
         return device
 """

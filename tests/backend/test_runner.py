@@ -215,3 +215,17 @@ def test_a_closed_runner_gives_its_memory_back(device: str) -> None:
     assert memory.stats().used["kv"] > 0 and memory.stats().used["work"] > 0
     made.close()
     assert memory.stats().used == {"weights": 0, "kv": 0, "work": 0}
+
+
+def test_a_burst_gives_what_single_steps_give() -> None:
+    """Rows of different lengths, of which one ends within the burst, greedy and sampled; then on with single steps, as if nothing was."""
+    for params in (GREEDY, SamplingParams(temperature=1.0, seed=11, top_p=0.9)):
+        single, burst = (Hand(runner(burst=most)) for most in (1, 4))
+        expected = [single.generate(single.sequence(slot, tokens, params), 9) for slot, tokens in ((0, PROMPT), (1, OTHER), (2, [7]))]
+        rows = [burst.sequence(slot, tokens, params) for slot, tokens in ((0, PROMPT), (1, OTHER), (2, [7]))]
+        burst.run(*((row, len(row.tokens)) for row in rows))
+        for runs in ([4, 3, 1], [3, 4, 2]):
+            assert burst.burst(rows, runs).counts.tolist() == runs
+        while any(len(row.output) < 9 for row in rows):
+            burst.run(*((row, 1) for row in rows))
+        assert [row.output[:9] for row in rows] == expected

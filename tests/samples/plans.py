@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from pagoda.serving.engine.params import SamplingParams
@@ -86,6 +86,16 @@ class Hand:
         result = self.runner.run(plan)
         for row, tokens in zip([row for row, yes in zip(self.rows, plan.sampled) if yes], result.tokens):
             row.tokens.append(int(tokens[0]))
+        return result
+
+    def burst(self, rows: list[Sequence], runs: list[int]) -> StepResult:
+        """Give each sequence as many tokens as `runs` says in one plan, and append them."""
+        ordered = self.plan(*((row, 1) for row in rows))
+        assert self.rows == rows
+        result = self.runner.run(replace(ordered, runs=np.array(runs, np.int32)))
+        for row, tokens, count in zip(rows, result.tokens.tolist(), runs, strict=True):
+            row.tokens += tokens[:count]
+            row.computed += count - 1
         return result
 
     def generate(self, sequence: Sequence, count: int, chunk: int = 64) -> list[int]:

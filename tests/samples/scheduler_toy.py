@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from pagoda.hal.kv import CacheGroup, CacheKind, LayerCache
@@ -32,7 +32,7 @@ def group(tokens_per_page=4, kind=CacheKind.FULL, window=None, layers=(0,)):
 ADAPTERS = tuple(LoadedAdapter(AdapterModule(name, f"folder-{name}"), number, name, 4) for number, name in enumerate("xyz"))
 
 
-def toy_facts(groups=None, num_pages=40, max_model_len=64, overlap=2, adapter_slots=0):
+def toy_facts(groups=None, num_pages=40, max_model_len=64, overlap=2, adapter_slots=0, burst=1):
     adapters = ADAPTERS if adapter_slots else ()
     return RunnerFacts(
         tuple(groups or (group(),)),
@@ -44,6 +44,8 @@ def toy_facts(groups=None, num_pages=40, max_model_len=64, overlap=2, adapter_sl
         adapters=adapters,
         adapter_slots=adapter_slots,
         trees=True,
+        burst_steps=burst,
+        burst_rows=4,
     )
 
 
@@ -162,7 +164,7 @@ class ToyRanks:
         writes: dict[int, int] = {}
         for table, rule in zip(plan.block_tables, self.rules):
             for row, owner in enumerate(owners):
-                start, end = int(plan.starts[row]), int(plan.starts[row] + plan.lengths[row])
+                start, end = int(plan.starts[row]), int(plan.starts[row] + (plan.lengths if plan.runs is None else plan.runs)[row])
                 for index in range(start // rule.tokens_per_page, -(-end // rule.tokens_per_page)):
                     page = int(table[row, index])
                     assert page > 0, "a token would be written to page 0"
@@ -185,6 +187,18 @@ class ToyRanks:
     def run(self) -> tuple[StepPlan, StepResult]:
         """Run the oldest step in flight."""
         plan, _ = self.in_flight.popleft()
+        if plan.runs is None:
+            return self._step(plan)
+        assert plan.num_tokens == plan.num_rows and plan.sampled.all() and not plan.bound.any() and plan.drafts is plan.masks is None
+        tokens = np.full((plan.num_rows, plan.num_steps), -1, np.int32)
+        for step in range(plan.num_steps):
+            rows = np.flatnonzero(plan.runs > step)
+            _, result = self._step(step_of_burst(plan, rows, step))
+            assert not (result.logprobs or result.prompt_logprobs)
+            tokens[rows, step] = result.tokens[:, 0]
+        return plan, StepResult(plan.step, tokens, plan.runs)
+
+    def _step(self, plan: StepPlan) -> tuple[StepPlan, StepResult]:
         self._copy(plan)
         self.placed.update(plan.placements)
         for admission in plan.admissions:
@@ -273,6 +287,17 @@ class ToyRanks:
             paths.append([*(paths[parent] if parent >= 0 else []), draft])
             chain.append(digests(slot.params, [*slot.tokens, *paths[-1]])[-1])
         return chain
+
+
+def step_of_burst(plan: StepPlan, rows, step: int) -> StepPlan:
+    """One step of a burst as a plan of its own."""
+    adapters = None if plan.adapters is None else plan.adapters[rows]
+    tables = tuple(table[rows] for table in plan.block_tables)
+    columns = {name: getattr(plan, name)[rows] for name in ("slots", "lengths", "sampled", "bound")}
+    ids = plan.token_ids if not step else np.full(len(rows), ON_DEVICE, np.int32)
+    once = {} if not step else {"admissions": (), "copies": None, "placements": ()}
+    starts, draws = plan.starts[rows] + step, plan.draws[rows] + step
+    return replace(plan, starts=starts, draws=draws, token_ids=ids, block_tables=tables, adapters=adapters, runs=None, **columns, **once)
 
 
 def as_rows(entries) -> RowLogprobs:

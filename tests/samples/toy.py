@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from pagoda.backends.torch_host.graphs import EagerGraphs
 from pagoda.hal.comm import Topology
 from pagoda.hal.device import Device
 from pagoda.hal.discovery import find
+from pagoda.hal.graphs import GraphPolicy
 from pagoda.hal.kv import CacheGroup, CacheKind, LayerCache, LayerPages
 from pagoda.hal.table import KernelTable
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
@@ -29,6 +31,7 @@ from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
 from pagoda.serving.engine.spec.drafter import Drafter
 
 VOCAB, WIDTH, HEADS, DIM, WINDOW, EOS = 97, 24, 3, 8, 6, 1
+SIZES = (1, 2, 4, 8, 16)
 
 
 class ToyModel:
@@ -142,9 +145,12 @@ def toy_runner(
     max_num_seqs: int = 16,
     poison: int | None = None,
     overlap: int = 2,
+    burst: int = 0,
 ) -> Runner:
-    """A runner of the toy model; a partial of it is a `RunnerBuilder`."""
+    """A runner of the toy model; a partial of it is a `RunnerBuilder`. `burst`: with captured decode steps, and bursts of so many."""
     opened = find(device).open()
+    if burst:
+        opened.graphs = EagerGraphs(GraphPolicy("captured", SIZES, SIZES, burst=burst))
     model = ToyModel(getattr(torch, dtype), poison, opened.torch_device)
     groups = toy_groups(model, opened)
     pages = Pages(opened, groups, num_pages, 2)

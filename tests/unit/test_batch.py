@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda.hal.discovery import find
-from pagoda.serving.engine.batch import BatchPacker, Bucket, Extras, StepBatch, host_views
+from pagoda.serving.engine.batch import BatchPacker, Bucket, StepBatch, host_views
 from pagoda.serving.engine.layout import ALIGNMENT, HEADER_WORDS, SECTIONS, read_header
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import ON_DEVICE, Admission, StepPlan
+from pagoda.serving.engine.rare_columns import Extras
 from pagoda.serving.engine.settings import SamplingSlots, Use
 
 SIZES = (4, 8)

@@ -58,9 +58,10 @@ class Life(RuleBasedStateMachine):
         store=st.sampled_from(sorted(STORES)),
         adapters=st.integers(1, 2),
         drafter=st.sampled_from(["none", *sorted(DRAFTERS)]),
+        burst=st.sampled_from([1, 2, 4]),
     )
-    def begin(self, groups, pages, overlap, seqs, budget, threshold, caching, policy, store, adapters, drafter):
-        facts = toy_facts(GROUPS[groups], num_pages=pages, max_model_len=40, overlap=overlap, adapter_slots=adapters)
+    def begin(self, groups, pages, overlap, seqs, budget, threshold, caching, policy, store, adapters, drafter, burst):
+        facts = toy_facts(GROUPS[groups], num_pages=pages, max_model_len=40, overlap=overlap, adapter_slots=adapters, burst=burst)
         self.toy = Toy(
             facts,
             STORES[store],

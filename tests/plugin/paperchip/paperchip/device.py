@@ -100,7 +100,7 @@ class PaperReplay:
 class PaperGraphs:
     """Steps come in fixed sizes only."""
 
-    policy = GraphPolicy("captured", SIZES, SIZES, static_shapes=True)
+    policy = GraphPolicy("captured", SIZES, SIZES, static_shapes=True, burst=3)
 
     def capture(self, key: Hashable, fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Replay:
         try:

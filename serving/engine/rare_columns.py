@@ -1,0 +1,74 @@
+"""Columns of a step that most steps lack: penalties, edits, masks, logprobs, drafts, taps, and what media bring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
+from pagoda.serving.engine.samples import Samples
+from pagoda.serving.engine.settings import EDITS, SamplingSlots, Use
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Columns of a step that only some models or features bring; all optional.
+
+    Attributes:
+        positions: `[axes, T]` int64, in place of the plan's own positions (multimodal sections).
+        span_rows, span_sources: `[E]` int64, token of the step and row of the embedding store that replaces it (media).
+    """
+
+    positions: LongArray | None = None
+    span_rows: LongArray | None = None
+    span_sources: LongArray | None = None
+
+
+def rare_columns(plan: StepPlan, slots: SamplingSlots, samples: Samples, use: int, extras: Extras) -> dict[str, NDArray[Any]]:
+    """Columns that most steps lack. Row indices are into the samples."""
+    chosen = plan.slots[samples.rows]
+    rare: dict[str, NDArray[Any]] = {name: value for name, value in vars(extras).items() if value is not None and name != "positions"}
+    if plan.drafts is not None:
+        rare["drafts"] = plan.drafts
+    if plan.parents is not None:
+        rare["parents"] = plan.parents
+    if plan.tapped is not None:
+        rare["tap_layers"] = np.array(plan.taps, np.int32)
+        rare["tap_rows"] = np.flatnonzero(np.repeat(plan.tapped, plan.lengths))
+    if use & Use.PENALTY:
+        rows = slots.rows_with(chosen, Use.PENALTY)
+        rare["penalty_rows"] = rows
+        for name in ("repetition", "presence", "frequency"):
+            rare[name] = getattr(slots, name)[chosen[rows]]
+        if plan.drafts is not None:
+            rare.update(_drafts_counted(plan, samples, rows))
+    if use & EDITS:
+        ahead = samples.paths(plan) if plan.drafts is not None and use & Use.BAD_WORDS else None
+        edits = slots.edits(chosen, plan.draws[samples.rows] + samples.depths.astype(np.int32), ahead)
+        rare.update(edit_rows=edits.rows, edit_ids=edits.ids, edit_values=edits.values)
+    if use & Use.ALLOWED:
+        rare["mask_rows"], rare["masks"] = slots.masks(chosen, *_grammar(plan, samples))
+    if use & Use.LOGPROBS:
+        rare["logprob_rows"] = slots.rows_with(chosen, Use.LOGPROBS)
+    return rare
+
+
+def _drafts_counted(plan: StepPlan, samples: Samples, penalties: LongArray) -> dict[str, NDArray[Any]]:
+    """For penalties: the drafts before each sample that has them, and what says which samples count."""
+    paths = samples.paths(plan)
+    rows = [row for row, sample in enumerate(penalties.tolist()) for _ in paths[sample]]
+    ids = [token for sample in penalties.tolist() for token in paths[sample]]
+    drafts = [path[-1] if path else -1 for path in paths]
+    columns = {"path_rows": rows, "path_ids": ids, "sample_draft": drafts}
+    return {name: np.array(values, np.int64) for name, values in columns.items()} | {"sample_before": samples.before}
+
+
+def _grammar(plan: StepPlan, samples: Samples) -> tuple[LongArray, IntArray | None]:
+    """A plan's masks, their rows counted among the samples; masks of rows that are not sampled are dropped."""
+    if plan.mask_rows is None or plan.masks is None:
+        return np.empty(0, np.int64), None
+    kept = np.isin(plan.mask_rows, samples.rows)
+    firsts = np.searchsorted(samples.rows, plan.mask_rows[kept])
+    return firsts if plan.mask_nodes is None else firsts + plan.mask_nodes[kept], plan.masks[kept]
