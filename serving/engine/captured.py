@@ -147,10 +147,10 @@ class CapturedSteps:
         """One step after the other, each with its own inputs; what each gave is put aside before the next."""
         words = self._run[: 2 * rows * (len(burst.later) + 1)].view(-1, 2, rows)
         given = self._words[: 2 * rows].view(2, rows)
+        self._forward.model.plan(groups, captured.plans)  # of all steps: what it looks at is the same in each
         for step, kept in enumerate(words.unbind(0)):
             if step:
                 burst.live.copy_(burst.later[step - 1])
-            self._forward.model.plan(groups, captured.plans)
             captured.replay()
             kept.copy_(given)
         return Sampled(words[0, 0], words[0, 1], words=words)

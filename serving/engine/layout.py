@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -89,7 +90,7 @@ class Section:
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape)) * DTYPES[self.dtype].itemsize
+        return prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, eq=False)
