@@ -12,7 +12,7 @@ from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.dialects import error_response
 from pagoda.serving.api.key_limits import KeyLimitsMiddleware
 from pagoda.serving.api.keys import keys_of
-from pagoda.serving.api.middleware import KeyMiddleware, RequestIdMiddleware
+from pagoda.serving.api.middleware import KeyMiddleware, RequestIdMiddleware, TraceMiddleware
 from pagoda.serving.api.openai.chat import Chat
 from pagoda.serving.api.openai.completions import Completions
 from pagoda.serving.api.openai.models import Models
@@ -111,6 +111,8 @@ def _operations_routes(operations: Operations) -> list[Route]:
 def _middleware(service: Service) -> list[Middleware]:
     config = service.config
     out = [Middleware(RequestIdMiddleware)]
+    if service.tracing is not None:
+        out.append(Middleware(TraceMiddleware, tracing=service.tracing))
     if config.allowed_origins:
         out.append(
             Middleware(

@@ -81,6 +81,10 @@ class ServerConfig:
     enable_force_include_usage: Annotated[bool, Flag("Send usage at the end of every stream, asked for or not.")] = False
     shutdown_timeout: Annotated[float, Flag("Seconds that running requests get to finish after SIGTERM.", section="Running it")] = 30.0
     disable_access_log: Annotated[bool, Flag("Do not log a line for each request.", ("--disable-uvicorn-access-log",))] = False
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Flag("Where a trace of each request is sent over OTLP: a URL with a path speaks HTTP, one without speaks gRPC.", metavar="URL"),
+    ] = None
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Flag("Least severe messages to log.", ("--uvicorn-log-level",))] = (
         "info"
     )

@@ -16,6 +16,7 @@ from pagoda.serving.api.keys import keys_of
 from pagoda.serving.api.logs import set_up_logging
 from pagoda.serving.api.server import Addresses, Server, run_loop
 from pagoda.serving.api.service import ModelCard, Service
+from pagoda.serving.api.tracing_of import endpoint_of
 from pagoda.serving.engine.child import Child
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.config import EngineConfig
@@ -37,6 +38,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, started: float
     """
     set_up_logging(server_config)
     check_tls(server_config)
+    endpoint_of(server_config)
     keys_of(server_config)  # announced keys that are not there are an error now, not when the model has loaded
     with bind(server_config) as sock, bind_grpc(server_config) or nullcontext() as grpc:
         card = card_of(engine_config, server_config)

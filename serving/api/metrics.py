@@ -22,6 +22,10 @@ _HISTOGRAMS = {
     "inter_token_latency_seconds": ("Time between the tokens of a sequence.", _FAST),
     "request_time_per_output_token_seconds": ("Mean time per token after the first, per request.", _FAST),
     "e2e_request_latency_seconds": ("Time from arrival to the last token.", _SECONDS),
+    "request_queue_time_seconds": ("Time that a request waited before its first step.", _SECONDS),
+    "request_prefill_time_seconds": ("Time from the first step to the first token.", _SECONDS),
+    "request_decode_time_seconds": ("Time from the first token to the last.", _SECONDS),
+    "request_inference_time_seconds": ("Time from the first step to the last token.", _SECONDS),
     "request_prompt_tokens": ("Prompt tokens per request.", _TOKENS),
     "request_generation_tokens": ("Generated tokens per request.", _TOKENS),
     "request_params_n": ("The field n of requests.", (1, 2, 5, 10, 20)),
@@ -118,6 +122,7 @@ class RequestTimer:
     n: int
     max_tokens: int | None
     tokens: int = 0
+    queued: float = 0.0
     first: float = 0.0
     last: float = 0.0
     reason: str = "abort"
@@ -125,7 +130,9 @@ class RequestTimer:
     def __post_init__(self) -> None:
         self.start = time.monotonic()
 
-    def step(self, deltas: Sequence[TextDelta]) -> None:
+    def step(self, deltas: Sequence[TextDelta], queued: float = 0.0) -> None:
+        """Count what came; `queued` as in `RequestDelta`."""
+        self.queued = queued or self.queued
         new = sum(len(delta.token_ids) for delta in deltas)
         for delta in deltas:
             self.reason = delta.finish_reason or self.reason
@@ -140,9 +147,19 @@ class RequestTimer:
         self.last = now
         self.tokens += new
 
+    @property
+    def spans(self) -> dict[str, float]:
+        """Seconds of queue, prefill, decode and inference, of a request that gave tokens."""
+        if not self.first:
+            return {}
+        prefill, decode = max(self.first - self.start - self.queued, 0.0), self.last - self.first
+        return {"queue": self.queued, "prefill": prefill, "decode": decode, "inference": prefill + decode}
+
     def end(self) -> None:
         seen = self.metrics.histograms
         seen["e2e_request_latency_seconds"].observe(time.monotonic() - self.start)
+        for name, seconds in self.spans.items():
+            seen[f"request_{name}_time_seconds"].observe(seconds)
         seen["request_prompt_tokens"].observe(self.prompt_tokens)
         seen["request_generation_tokens"].observe(self.tokens)
         seen["request_params_n"].observe(self.n)

@@ -1,4 +1,4 @@
-"""What every request passes on its way in: an id, and the key."""
+"""What every request passes on its way in: an id, the trace that it belongs to, and the key."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import uuid
 
 from pagoda.serving.api.dialects import error_response, id_headers, path_of
 from pagoda.serving.api.keys import KeyRing, missing_key
+from pagoda.serving.api.tracing_of import Tracing
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 OPEN_PATHS = frozenset({"/", "/health", "/live", "/ready", "/ping", "/version", "/metrics", "/load", "/stats", "/favicon.ico"})
@@ -35,6 +36,18 @@ class RequestIdMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+class TraceMiddleware:
+    """What a request does belongs to the trace that its `traceparent` names."""
+
+    def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
+        self._app, self._tracing = app, tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope.get("headers", ())}
+        with self._tracing.within(headers):
+            await self._app(scope, receive, send)
 
 
 class KeyMiddleware:

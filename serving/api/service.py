@@ -17,6 +17,7 @@ from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.errors import DrainingError, OverloadedError, RequestTimeoutError
 from pagoda.serving.api.key_limits import KeyLimits
 from pagoda.serving.api.metrics import Metrics
+from pagoda.serving.api.tracing_of import tracing_of
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
 from pagoda.serving.engine.pooling import Pooled
@@ -59,6 +60,7 @@ class Service:
         self.client, self.text, self.card, self.config = client, text, card, config
         self.processor = Processor(text, client.facts, card.sampling_defaults)
         self.metrics = Metrics(card.names[0])
+        self.tracing = tracing_of(config, card.names[0])
         self.key_limits = KeyLimits(config.key_max_requests, config.key_requests_per_minute)
         self.adapters = cards_of(client.facts.adapters, card.names)
         self.draining = False
@@ -114,6 +116,7 @@ class Service:
         """Run one request. Leaving the iterator early, and a stop string, end it in the engine too."""
         self._admit(request)
         timer = self.metrics.timer(request)
+        span = self.tracing.begin(request) if self.tracing is not None else None
         limit = self._end_after(request.request_id)
         text = RequestText(self.text.tokenizer, request.params, request.prompt)
         try:
@@ -125,14 +128,17 @@ class Service:
                             f"the request took longer than the {self.config.request_timeout:g} s that this server gives"
                         )
                     parts = text.push(_checked(delta))
-                    timer.step(parts)
+                    timer.step(parts, delta.queued)
                     yield Step(parts, delta.cached_tokens, delta.prompt_logprobs, delta.pooled)
                     if delta.finished or text.finished:
                         break
                     for index in text.take_stopped():
                         await self.client.abort([request.request_id], index)
-        except EngineDeadError as error:
-            self.engine_died(str(error))
+        except Exception as error:
+            if span is not None:
+                span.failed(error)
+            if isinstance(error, EngineDeadError):
+                self.engine_died(str(error))
             raise
         finally:
             self._live.pop(request.request_id, None)
@@ -141,6 +147,8 @@ class Service:
             if limit is not None:
                 limit.cancel()
             timer.end()
+            if span is not None:
+                span.end(timer)
 
     async def pool(self, request: EngineRequest) -> Pooled:
         """Run one pooling request to its answer."""
@@ -197,6 +205,8 @@ class Service:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self.tracing is not None:
+            self.tracing.close()
 
 
 def _checked(delta: RequestDelta) -> RequestDelta:

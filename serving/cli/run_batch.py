@@ -30,7 +30,7 @@ from pagoda.serving.engine.progress import TerminalBar, terminal_bar
 _OF_SERVE = (
     "served_model_name", "max_prompts", "generation_config", "override_generation_config", "chat_template", "chat_template_content_format",
     "default_chat_template_kwargs", "tool_call_parser", "reasoning_parser", "response_role", "trust_request_chat_template",
-    "return_tokens_as_token_ids", "log_level",
+    "return_tokens_as_token_ids", "otlp_traces_endpoint", "log_level",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -175,7 +176,7 @@ class Admitter:
         request = sequence.request
         if request.looked_up:
             return
-        request.looked_up = True
+        request.looked_up, request.queued = True, time.monotonic() - request.submitted
         request.cached_tokens = start.length
         self._ledger.counters["prefix_queries"] += len(request.source.prompt)
         self._ledger.counters["prefix_hits"] += start.length

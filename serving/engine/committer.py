@@ -196,6 +196,7 @@ def _request_delta(request: Request, deltas: list[SequenceDelta], error: str | N
         prompt_logprobs=tuple(request.prompt_logprobs) if first and request.prompt_logprobs is not None else None,
         error=error,
         pooled=request.pooled,
+        queued=request.queued if first else 0.0,
     )
 
 

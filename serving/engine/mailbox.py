@@ -92,6 +92,7 @@ def _joined(whole: RequestDelta, piece: RequestDelta) -> RequestDelta:
         prompt_logprobs=whole.prompt_logprobs if piece.prompt_logprobs is None else piece.prompt_logprobs,
         error=piece.error or whole.error,
         pooled=piece.pooled or whole.pooled,
+        queued=max(whole.queued, piece.queued),
     )
 
 

@@ -89,6 +89,7 @@ class RequestDelta:
     Attributes:
         finished: no further delta follows.
         cached_tokens: prompt tokens that a prefix hit saved; set on the first delta.
+        queued: seconds from submission until the request first got a place in a step; set on the first delta.
         prompt_logprobs: of prompt positions 1.., set once, where asked for.
         error: set when `finish_reason` is ERROR: what went wrong, for the client.
         pooled: the whole answer of a pooling request.
@@ -101,6 +102,7 @@ class RequestDelta:
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
     pooled: Pooled | None = None
+    queued: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)

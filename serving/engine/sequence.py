@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ class Request:
         order: counts submissions. root: start of its hash chains.
         gates: what must open before it may run. unfinished: sequences that have not ended.
         answered: a delta was sent. looked_up: the prefix index was asked, and gave `cached_tokens` of the prompt.
+        submitted: when, on the monotonic clock. queued: seconds from then until its first sequence was let in.
         prompt_logprobs: those collected so far, None where not asked for.
         beams: its beam search; its sequences are then the living beams. born: sequences ever begun, forks included.
         grammar: what its output must match, once that is compiled.
@@ -66,6 +68,8 @@ class Request:
     adapter: LoadedAdapter | None = None
     pools_all: bool = False
     pooled: Pooled | None = None
+    submitted: float = field(default_factory=time.monotonic)
+    queued: float = 0.0
 
     @property
     def id(self) -> str:

@@ -144,7 +144,7 @@ class ToyEngine:
                 last = step == len(steps) - 1
                 finished = finished or last
                 self._count(len(request.prompt) if step == 0 else 0, sum(len(part.token_ids) for part in sequences))
-                first = {"cached_tokens": 3, "prompt_logprobs": _prompt_logprobs(request)} if step == 0 else {}
+                first = {"cached_tokens": 3, "prompt_logprobs": _prompt_logprobs(request), "queued": 0.005} if step == 0 else {}
                 yield RequestDelta(request.request_id, sequences, finished=last, **first)
                 if last:
                     return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
 import grpc
@@ -38,12 +38,19 @@ class Gate:
     async def run(self, context: ServicerContext, work: Callable[[str], Awaitable[T]]) -> T:
         """Do a call's work, given the client's name, or end the call with the status of its error."""
         try:
-            async with self._counted(self._client(context)) as client:
-                return await work(client)
+            with self._traced(context):
+                async with self._counted(self._client(context)) as client:
+                    return await work(client)
         except Exception as error:
             log_internal(error)
             await context.abort(status_of(error), message_of(error), _trailers(error))
             raise
+
+    def _traced(self, context: ServicerContext) -> AbstractContextManager[None]:
+        if self._service.tracing is None:
+            return nullcontext()
+        sent = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+        return self._service.tracing.within(sent)
 
     def _client(self, context: ServicerContext) -> str:
         sent = {name: value.encode() if isinstance(value, str) else value for name, value in context.invocation_metadata() or ()}
