@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALL := $(PYTHON) ci/install.py --venv $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 INPUTS := pyproject.toml setup.py ci/constraints-cpu.txt ci/install.py $(wildcard ops/native/*.cpp ops/native/*.h ops/native/build.py)
 
-.PHONY: serve test test-heavy lint check bench install dev clean help
+.PHONY: serve test test-heavy test-sanitized test-arm lint check bench install dev clean help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -28,6 +28,13 @@ test: $(VENV)/.installed-dev  ## the test suite, with the 20 slowest tests
 
 test-heavy: $(VENV)/.installed-dev  ## the tests over five seconds
 	$(BIN)/python -m pytest -q --durations=20 -m heavy tests
+
+test-sanitized: $(VENV)/.installed-dev  ## the C++ kernels under the address, undefined behaviour and thread sanitizers
+	$(BIN)/python ci/native_checks.py sanitized
+	$(BIN)/python ci/native_checks.py threads
+
+test-arm: $(VENV)/.installed-dev  ## the C++ kernels for 64-bit Arm under qemu (Debian: g++-aarch64-linux-gnu qemu-user-static)
+	$(BIN)/python ci/native_checks.py arm
 
 check: $(VENV)/.installed-dev  ## lint, types, import contract, budgets, generated tables; changes nothing
 	$(BIN)/python ci/check.py

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 
@@ -34,8 +35,24 @@ _X86 = {
 _X86["avx512vnni"] = [*_X86["avx512"], "-mavx512vnni"]
 _X86["avx512bf16"] = [*_X86["avx512vnni"], "-mavx512bf16"]
 
+_ISAS = {"x86_64": _X86, "AMD64": _X86}
+
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
 _FLAGS += ["-Wall", "-Wno-unknown-pragmas", "-Wno-psabi", "-Wno-unused-function"]
+
+
+class Toolchain(NamedTuple):
+    """How to compile.
+
+    Attributes:
+        compiler: of C++17, g++ or clang++.
+        machine: whose code it makes, as `platform.machine()` says.
+        flags: after the usual ones.
+    """
+
+    compiler: str
+    machine: str = platform.machine()
+    flags: tuple[str, ...] = ()
 
 
 def build(target: Path | None = None) -> str:
@@ -48,28 +65,37 @@ def build(target: Path | None = None) -> str:
         return "native kernels: not built, there is no C++ compiler (install g++ or clang++); the portable ones serve"
     try:
         with tempfile.TemporaryDirectory() as folder:
-            _compile(compiler, Path(folder), target)
+            fresh = compile_library(Toolchain(compiler), Path(folder))
+            # Replaced in one go: a process that has the old library loaded keeps it.
+            partial = target.with_suffix(".new")
+            shutil.copy(fresh, partial)
+            partial.replace(target)
     except subprocess.CalledProcessError as error:
         return f"native kernels: not built, {compiler} failed; the portable ones serve\n{error.stderr[-2000:]}"
+    for old in set(target.parent.glob("libpagoda_native*.so")) - {target}:
+        old.unlink()
     return f"native kernels: built {target.name} with {compiler}"
 
 
-def _compile(compiler: str, folder: Path, target: Path) -> None:
-    isas = {"baseline": [], **(_X86 if platform.machine() in ("x86_64", "AMD64") else {})}
-    units = {name: ["kernels.cpp", f"-DPG_ISA={name}", *flags] for name, flags in isas.items()}
+def compile_library(tools: Toolchain, folder: Path) -> Path:
+    """The library in `folder`, with every instruction set of the machine. Raises `CalledProcessError`."""
+    units = {name: ["kernels.cpp", f"-DPG_ISA={name}", *flags] for name, flags in levels(tools.machine).items()}
     units |= {name: [f"{name}.cpp"] for name in ("dispatch", "sampling", "pool")}
     with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(_run, [compiler, *_FLAGS, "-c", *args, "-o", str(folder / f"{name}.o")]) for name, args in units.items()]
+        jobs = [
+            pool.submit(_run, [tools.compiler, *_FLAGS, *tools.flags, "-c", *args, "-o", str(folder / f"{name}.o")])
+            for name, args in units.items()
+        ]
         for job in jobs:
             job.result()
-    fresh = folder / target.name
-    _run([compiler, "-shared", "-fopenmp", *(str(folder / f"{name}.o") for name in units), "-o", str(fresh)])
-    # Replaced in one go: a process that has the old library loaded keeps it.
-    partial = target.with_suffix(".new")
-    shutil.copy(fresh, partial)
-    partial.replace(target)
-    for old in set(target.parent.glob("libpagoda_native*.so")) - {target}:
-        old.unlink()
+    fresh = folder / "libpagoda_native.so"
+    _run([tools.compiler, "-shared", "-fopenmp", *tools.flags, *(str(folder / f"{name}.o") for name in units), "-o", str(fresh)])
+    return fresh
+
+
+def levels(machine: str) -> dict[str, list[str]]:
+    """Instruction sets of a machine, and the flags that compile for each."""
+    return {"baseline": [], **_ISAS.get(machine, {})}
 
 
 def _run(command: list[str]) -> None:

@@ -3,7 +3,7 @@
 // Inputs become 15-bit integers, block by block (an error of 2^-15 of the block's largest number, under half a hundredth of what
 // bfloat16 loses), in two signed bytes; products of codes and bytes are summed exactly in 32-bit integers, scales come after:
 // out = Σ scale · input scale · (128 · high + low − offset · Σx) + minimum · Σx. Integers have no order, so results do not depend
-// on the number of rows. Needs the 8-bit dot product of AVX-512.
+// on the number of rows. This is for the 8-bit dot product of AVX-512; `quant_wide.h` has what others do with the same packed weights.
 #pragma once
 
 #include "api.h"
@@ -319,13 +319,10 @@ static void quant_gemm(const PgQuant* q, const void* x, int64_t x_stride, int64_
     quant_product(q, (const bf16*)x, x_stride, rows, (bf16*)out, out_stride, threads);
 }
 
-#else
-
-static void quant_gemm(const PgQuant* q, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads) {
-  if (q->kind < FIRST_SUPER) abort();  // the record asks for the dot product
-  super_gemm(q, x, x_stride, rows, out, out_stride, threads);
-}
-
 #endif
 
 }  // namespace PG_ISA
+
+#if !PG_DOT8
+#include "quant_wide.h"
+#endif
