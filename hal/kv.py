@@ -34,8 +34,16 @@ DTYPE_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1,
 }  # fmt: skip
 
+SCALE_BYTES = 4
+"""Of the float32 that follows the numbers of a head in int8 pages."""
+
 STATE_ALIGNMENT = 64
 """Bytes that each part of a state starts at a multiple of, inside its page."""
+
+
+def stored_dim(dim: int, dtype: str) -> int:
+    """Elements of `dtype` that a page holds for a head of `dim` numbers: in int8, their scale lies behind them."""
+    return dim + SCALE_BYTES if dtype == "int8" and dim else dim
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class LayerCache:
     Attributes:
         kind: see `CacheKind`.
         heads: KV heads of this rank.
-        k_dim, v_dim: numbers per head.
+        k_dim, v_dim: elements per head (`stored_dim`).
         dtype: name of the stored dtype, such as "bfloat16".
         window: tokens that stay visible (sliding) or that share a chunk (chunked); None means all.
         state: parts of the recurrent state, one of each per request, for `STATE` layers.

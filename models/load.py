@@ -46,6 +46,9 @@ there is no family."""
 COMPUTE = ("bfloat16", "float16", "float32")
 """Dtypes that a model may compute in, the first ones preferred where a checkpoint does not say."""
 
+KV_DTYPES = {name: name for name in (*COMPUTE, "float64", "int8")} | {"int8_per_token_head": "int8"}
+"""What KV pages may be stored in, by the names that are understood; int8 has a scale for each head of each token."""
+
 
 @dataclass(frozen=True)
 class Description:
@@ -90,7 +93,7 @@ def describe(
     Args:
         checkpoint: opened, or a bare config.json mapping.
         dtype: a dtype name, or "auto": the checkpoint's if the device has it (`dtypes`), `default` where it does not say.
-        kv_dtype: a dtype name, or "auto": the model's.
+        kv_dtype: one of `KV_DTYPES`, or "auto": the model's.
         quantization: name of a number format; found from the checkpoint when None.
         lora: room for adapters beside the linear layers.
         wanted: how the model is to be used, where that is not its usual way.
@@ -104,7 +107,7 @@ def describe(
         checkpoint = Checkpoint(checkpoint, {}, None, "config")
     shard = shard or Shard()
     computing = _dtype(checkpoint.config, dtype, tuple(dtypes), default)
-    numerics = Numerics(computing, computing if kv_dtype == "auto" else kv_dtype)
+    numerics = Numerics(computing, _kv_dtype(kv_dtype, computing))
     family = _family(checkpoint.config, wanted, model_impl)
     if family is None:
         _check_bridge(checkpoint, shard, quantization, lora, wanted)
@@ -245,6 +248,12 @@ def _dtype(config: Mapping[str, Any], asked: str, available: tuple[str, ...], de
     stored = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
     fitting = [name for name in (stored, default, *COMPUTE) if name in COMPUTE and name in available]
     return fitting[0] if fitting else "float32"
+
+
+def _kv_dtype(asked: str, computing: str) -> str:
+    if asked != "auto" and asked not in KV_DTYPES:
+        raise ConfigError(f"a KV cache of {asked} was asked for; there are auto, {', '.join(KV_DTYPES)}; int8 is the smallest")
+    return KV_DTYPES.get(asked, computing)
 
 
 def _stored(

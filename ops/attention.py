@@ -1,7 +1,7 @@
 """Attention over paged KV: `write_kv` and `paged_attention`, for a ragged batch of query segments (arXiv:2309.06180).
 
 Pages are logical `[num_pages, tokens_per_page, kv_heads, dim]` views with any strides: the device's `KVLayout` decides how
-they lie, kernels read strides.
+they lie, kernels read strides. In int8 pages a head of a token has a scale of its own, whose four bytes follow the numbers (`to_pages`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pagoda.hal.kernel import PlainKernel
+from pagoda.hal.kv import SCALE_BYTES
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,24 @@ class PagedBatch:
         )
 
 
+def to_pages(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Heads `[..., D]` as they are stored. In int8 `[..., D + 4]`: x · (127 / max |x|), rounded to the nearest (even at a tie), and the scale
+    max |x| / 127, all in float32."""
+    if dtype != torch.int8:
+        return x.to(dtype)
+    wide = x.float()
+    top = wide.abs().amax(-1, keepdim=True)
+    codes = (wide * torch.where(top > 0, 127 / top, 0)).round().clamp(-127, 127).to(torch.int8)
+    return torch.cat([codes, (top / 127).contiguous().view(torch.int8)], -1)
+
+
+def from_pages(stored: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+    """The other way."""
+    if stored.dtype != torch.int8:
+        return stored.to(wide)
+    return stored[..., :-SCALE_BYTES].to(wide) * stored[..., -SCALE_BYTES:].contiguous().view(torch.float32).to(wide)
+
+
 _QUERIES = 32
 """Query tokens that the reference handles at a time."""
 
@@ -132,8 +151,8 @@ class WriteKvReference(PlainKernel):
 
     def run(self, k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, slots: torch.Tensor) -> None:
         page, offset = slots // self.facts.page_size, slots % self.facts.page_size
-        k_pages[page, offset] = k.to(k_pages.dtype)
-        v_pages[page, offset] = v.to(v_pages.dtype)
+        k_pages[page, offset] = to_pages(k, k_pages.dtype)
+        v_pages[page, offset] = to_pages(v, v_pages.dtype)
 
 
 class PagedAttentionReference(PlainKernel):
@@ -170,8 +189,8 @@ class PagedAttentionReference(PlainKernel):
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         request, position, token = owners
         pages = batch.block_table[request].long()
-        keys = k_pages[pages].flatten(1, 2)[:, : max(batch.max_seq, 1)].to(wide)
-        values = v_pages[pages].flatten(1, 2)[:, : max(batch.max_seq, 1)].to(wide)
+        keys = from_pages(k_pages[pages].flatten(1, 2)[:, : max(batch.max_seq, 1)], wide)
+        values = from_pages(v_pages[pages].flatten(1, 2)[:, : max(batch.max_seq, 1)], wide)
         group = self.facts.num_heads // self.facts.num_kv_heads
         q_TGHD = q.to(wide).unflatten(1, (self.facts.num_kv_heads, group))
         logits = torch.einsum("tghd,tkgd->tghk", q_TGHD, keys) * self.facts.scale

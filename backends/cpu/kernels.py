@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pagoda.hal.kernel import Kernel, Needs, Reason
 from pagoda.hal.kv import DTYPE_BYTES
-from pagoda.ops.native.library import BLOCK_KINDS, QUANT_KINDS, SUPER_KINDS, TYPES, available
+from pagoda.ops.native.library import BLOCK_KINDS, PAGE_TYPES, QUANT_KINDS, SUPER_KINDS, TYPES, available
 
 _NATIVE = "pagoda.backends.cpu.kernels_native:"
 _MORE = "pagoda.backends.cpu.kernels_more:"
@@ -166,4 +166,4 @@ def _pairs(name: str) -> Callable[[Any], Reason | None]:
 
 
 def _kv_dtype(facts: Any) -> Reason | None:
-    return None if facts.kv_dtype in TYPES else f"reads pages of {' or '.join(TYPES)}, not {facts.kv_dtype}"
+    return None if facts.kv_dtype in PAGE_TYPES else f"reads pages of {' or '.join(PAGE_TYPES)}, not {facts.kv_dtype}"

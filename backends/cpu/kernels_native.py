@@ -16,7 +16,7 @@ from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.attention import AttentionFacts, PagedBatch
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.native.arena import arena
-from pagoda.ops.native.library import TYPES, AttentionArgs, BatchArgs, GemmArgs, Native, PagesArgs, load
+from pagoda.ops.native.library import PAGE_TYPES, TYPES, AttentionArgs, BatchArgs, GemmArgs, Native, PagesArgs, load
 from pagoda.ops.norm import NormFacts
 from pagoda.ops.rope import RopeFacts
 from pagoda.ops.sampling import SamplingFacts, SamplingRows
@@ -189,7 +189,7 @@ class _PagedKernel(PlainKernel):
         super().__init__(facts)
         self._native = native or load()
         self._args = AttentionArgs(
-            TYPES[facts.dtype], TYPES[facts.kv_dtype], facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.v_dim, facts.page_size,
+            TYPES[facts.dtype], PAGE_TYPES[facts.kv_dtype], facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.v_dim, facts.page_size,
             int(facts.causal), facts.window or 0, facts.chunk or 0, facts.scale, facts.softcap or 0.0,
         )  # fmt: skip
         self._handle = ctypes.addressof(self._args)

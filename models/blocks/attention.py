@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from pagoda.hal.comm import Communicator
 from pagoda.hal.errors import ConfigError
-from pagoda.hal.kv import CacheKind, LayerCache, LayerPages
+from pagoda.hal.kv import CacheKind, LayerCache, LayerPages, stored_dim
 from pagoda.hal.table import KernelTable
 from pagoda.models.blocks.norm import NormBlock
 from pagoda.models.blocks.paged import PagedMixer, Step
@@ -127,8 +127,9 @@ class AttentionBlock(PagedMixer):
         kinds = {None: CacheKind.FULL, "sliding": CacheKind.SLIDING, "chunked": CacheKind.CHUNKED}
         window = self.spec.window
         kind = kinds[window.kind if window else None]
-        dim, values = self.spec.head_dim, self.spec.value_dim
-        return LayerCache(kind, self._kv_heads, dim, values, build.numerics.kv_dtype, window.size if window else None)
+        dtype = build.numerics.kv_dtype
+        dim, values = (stored_dim(size, dtype) for size in (self.spec.head_dim, self.spec.value_dim))
+        return LayerCache(kind, self._kv_heads, dim, values, dtype, window.size if window else None)
 
     def _rope_kernel(self, build: Builder) -> Any:
         if not isinstance(self.spec.position, Rope):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pagoda.hal.kv import CacheKind, LayerCache
+from pagoda.hal.kv import CacheKind, LayerCache, stored_dim
 from pagoda.models.blocks.paged import PagedMixer, Step
 from pagoda.models.builder import Builder
 from pagoda.models.parallel.shard import Span
@@ -32,7 +32,8 @@ class MlaBlock(PagedMixer):
         self._rope = self._rope_kernel(build)
         numerics, dim = build.numerics, spec.nope_dim + spec.rope_dim
         facts = AttentionFacts(numerics.dtype, numerics.kv_dtype, self._heads, self._heads, dim, spec.v_dim, page_size=16, scale=spec.scale)
-        super().__init__(build, facts, LayerCache(CacheKind.FULL, self._heads, dim, spec.v_dim, numerics.kv_dtype))
+        stored = (stored_dim(size, numerics.kv_dtype) for size in (dim, spec.v_dim))
+        super().__init__(build, facts, LayerCache(CacheKind.FULL, self._heads, *stored, numerics.kv_dtype))
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pagoda.hal.kv import CacheKind, LayerCache
+from pagoda.hal.kv import CacheKind, LayerCache, stored_dim
 from pagoda.ops.attention import AttentionFacts
 
 
@@ -60,7 +60,7 @@ class AttentionCall:
 
     def cache(self, kv_dtype: str) -> LayerCache:
         window = self.visible.window if self.visible.window is not None else self.visible.chunk
-        return LayerCache(self.visible.kind, self.kv_heads, self.k_dim, self.v_dim, kv_dtype, window)
+        return LayerCache(self.visible.kind, self.kv_heads, stored_dim(self.k_dim, kv_dtype), stored_dim(self.v_dim, kv_dtype), kv_dtype, window)
 
 
 @dataclass(frozen=True)

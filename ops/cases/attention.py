@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from pagoda.hal.kv import stored_dim
 from pagoda.ops.attention import AttentionFacts, HostLengths, PagedAttentionReference, PagedBatch, WriteKvReference
 from pagoda.ops.cases.common import by_rows, draw, dtype_of, strided, tolerance
 from pagoda.ops.op import BY_ROW, Case, Op, Part
@@ -33,11 +34,12 @@ class _Layout:
 
     def pages(self, count: int, facts: AttentionFacts) -> tuple[torch.Tensor, torch.Tensor]:
         page, heads, dtype = facts.page_size, facts.num_kv_heads, dtype_of(facts.kv_dtype)
-        k_size, v_size = page * heads * facts.head_dim, page * heads * facts.v_dim
+        k_size, v_size = (page * heads * stored_dim(dim, facts.kv_dtype) for dim in (facts.head_dim, facts.v_dim))
+        nothing = float("nan") if dtype.is_floating_point else 127  # bytes whose scale is 3.4e38
         if self.kind == "plain":
-            flat = [torch.full((count * size,), float("nan"), dtype=dtype) for size in (k_size, v_size)]
+            flat = [torch.full((count * size,), nothing, dtype=dtype) for size in (k_size, v_size)]
             return flat[0].view(count, page, heads, -1), flat[1].view(count, page, heads, -1)
-        pool = torch.full((count, k_size + v_size + 24), float("nan"), dtype=dtype)
+        pool = torch.full((count, k_size + v_size + 24), nothing, dtype=dtype)
         k, v = pool[:, 8 : 8 + k_size], pool[:, 16 + k_size : 16 + k_size + v_size]
         if self.kind == "pool":
             return k.unflatten(1, (page, heads, -1)), v.unflatten(1, (page, heads, -1))
@@ -76,8 +78,8 @@ def attention_case(
         for index in range(first, len(mine)):
             table[row, index] = mine[index]
             used = min(page, length - index * page)
-            k_pages[mine[index], :used] = draw(gen, used, facts.num_kv_heads, facts.head_dim, scale=scale).to(k_pages.dtype)
-            v_pages[mine[index], :used] = draw(gen, used, facts.num_kv_heads, facts.v_dim).to(v_pages.dtype)
+            k_pages[mine[index], :used] = _stored(draw(gen, used, facts.num_kv_heads, facts.head_dim, scale=scale), facts)
+            v_pages[mine[index], :used] = _stored(draw(gen, used, facts.num_kv_heads, facts.v_dim), facts)
         slots += [mine[p // page] * page + p % page for p in range(length - queries, length)]
     counts = [queries for queries, _ in segments] + [0] * rows
     batch = PagedBatch(
@@ -107,8 +109,8 @@ def _oracle(case: Case) -> torch.Tensor:
             position = length - (starts[row + 1] - token)
             keys = range(_first_visible(facts, position), position + 1 if facts.causal else length)
             where = [(table[j // facts.page_size], j % facts.page_size) for j in keys]
-            k = torch.stack([k_pages[page, offset] for page, offset in where]).double().numpy()
-            v = torch.stack([v_pages[page, offset] for page, offset in where]).double().numpy()
+            k = _numbers(torch.stack([k_pages[page, offset] for page, offset in where]), facts).numpy()
+            v = _numbers(torch.stack([v_pages[page, offset] for page, offset in where]), facts).numpy()
             far = position - np.array(keys)
             for head in range(facts.num_heads):
                 out[token, head] = _one_head(facts, head, q[token, head].double().numpy(), k, v, far, sinks, slopes)
@@ -134,12 +136,34 @@ def _one_head(
 
 def _tolerance(case: Case) -> float:
     q, k_pages = case.args[:2]
-    largest = float(q.double().abs().max() * k_pages.double().nan_to_num().abs().max()) if q.numel() else 0.0
+    keys = k_pages.flatten()[:0] if not q.numel() else _numbers(k_pages, case.facts).nan_to_num().abs()
+    keys = keys[keys < 1e30]  # what no request reads
+    largest = float(q.double().abs().max() * keys.max()) if keys.numel() else 0.0
     # An error in a logit is an error in the exponent: the largest term of a dot product tells how big it can be.
     gain = largest * abs(case.facts.scale) * math.sqrt(case.facts.head_dim)
     longest = int(case.args[3].seq_lens.max()) if case.args[3].seq_lens.numel() else 1
     # Softmax weights may be rounded to the dtype before they meet the values.
     return tolerance(case.facts.dtype, longest, roundings=2, gain=gain)
+
+
+def _stored(x: torch.Tensor, facts: AttentionFacts) -> torch.Tensor:
+    """Heads as a page holds them, number by number."""
+    if facts.kv_dtype != "int8":
+        return x.to(dtype_of(facts.kv_dtype))
+    rows = x.reshape(-1, x.shape[-1]).float().numpy()
+    tops = np.abs(rows).max(-1, initial=0.0)
+    codes = [np.rint(row * (np.float32(127) / top if top > 0 else np.float32(0))).astype(np.int8) for row, top in zip(rows, tops)]
+    bytes_ = [np.concatenate([code, (top / np.float32(127)).astype(np.float32)[None].view(np.int8)]) for code, top in zip(codes, tops)]
+    width = stored_dim(x.shape[-1], "int8")
+    return torch.from_numpy(np.array(bytes_, np.int8).reshape(*x.shape[:-1], width))
+
+
+def _numbers(stored: torch.Tensor, facts: AttentionFacts) -> torch.Tensor:
+    """The other way, in float64."""
+    if facts.kv_dtype != "int8":
+        return stored.double()
+    raw = np.ascontiguousarray(stored.numpy())
+    return torch.from_numpy(raw[..., :-4].astype(np.float64) * np.ascontiguousarray(raw[..., -4:]).view(np.float32).astype(np.float64))
 
 
 def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
@@ -188,6 +212,11 @@ def _variants(gen: torch.Generator, dtype: str, mixed: list[tuple[int, int]]) ->
     for page in (1, 8, 32, 64):
         yield attention_case(gen, facts_of(dtype, page=page), f"page {page}", mixed)
     longer = [(1, 100), (20, 70), (1, 33), (40, 40)]
+    for heads, dim in (((4, 2), 64), ((9, 3), 64), ((2, 1), 128), ((2, 2), 72), ((4, 1), 20)):
+        for layout in ("plain", "heads"):
+            facts = facts_of(dtype, heads, dim, kv_dtype="int8")
+            yield attention_case(gen, facts, f"int8, {heads} heads of {dim}, {layout}", longer, layout=layout)
+    yield attention_case(gen, facts_of(dtype, kv_dtype="int8", window=24), "int8, window", [(1, 600), (30, 290), (1, 257)])
     for name, extra in _FEATURES.items():
         yield attention_case(gen, facts_of(dtype, **extra), name, longer, layout="pool")  # type: ignore[arg-type]
 
@@ -230,17 +259,20 @@ def _write_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     k_out, v_out = k_pages.clone().double(), v_pages.clone().double()
     for token, slot in enumerate(slots.tolist()):
         page, offset = divmod(slot, case.facts.page_size)
-        k_out[page, offset] = k[token].to(k_pages.dtype).double()
-        v_out[page, offset] = v[token].to(v_pages.dtype).double()
+        k_out[page, offset] = _stored(k[token], case.facts).double()
+        v_out[page, offset] = _stored(v[token], case.facts).double()
     return k_out, v_out
 
 
 def _write_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
     for layout in ("plain", "pool", "heads"):
-        for facts in (facts_of(dtype), facts_of(dtype, (4, 3), 72, 8, v_dim=40), facts_of(dtype, kv_dtype="bfloat16")):
+        odd = facts_of(dtype, (4, 3), 72, 8, v_dim=40)
+        small = (facts_of(dtype, kv_dtype="int8"), replace(odd, kv_dtype="int8"))
+        for facts in (facts_of(dtype), odd, facts_of(dtype, kv_dtype="bfloat16"), *small):
             for tokens in (0, 1, 17):
                 k_pages, v_pages = _Layout(layout).pages(6, facts)
-                k_pages.copy_(draw(gen, *k_pages.shape)), v_pages.copy_(draw(gen, *v_pages.shape))
+                scale = 30.0 if facts.kv_dtype == "int8" else 1.0  # bytes, of any content
+                k_pages.copy_(draw(gen, *k_pages.shape, scale=scale)), v_pages.copy_(draw(gen, *v_pages.shape, scale=scale))
                 k = strided(draw(gen, tokens, facts.num_kv_heads, facts.head_dim, dtype=dtype))
                 v = draw(gen, tokens, facts.num_kv_heads, facts.v_dim, dtype=dtype)
                 slots = torch.randperm(5 * facts.page_size, generator=gen)[:tokens] + facts.page_size

@@ -6,7 +6,8 @@
 
 extern "C" {
 
-enum PgType : int32_t { PG_F32 = 0, PG_BF16 = 1 };
+// PG_INT8 (pages alone): the numbers of a head, then their scale, a float32.
+enum PgType : int32_t { PG_F32 = 0, PG_BF16 = 1, PG_INT8 = 2 };
 
 // A packed weight: groups of 32 output columns, each [inner][32] float32 or [inner / 2][32][2] bfloat16; columns padded with zeros.
 struct PgGemm {
@@ -72,6 +73,9 @@ struct PgTable {
   int64_t (*quant_bytes)(const PgQuant*);
   void (*quant_pack)(const PgQuant*, const void* blocks, int64_t row_bytes, void* packed);
   void (*quant_gemm)(const PgQuant*, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads);
+  // Rows `ids` of packed weights, as numbers of their `type`.
+  void (*gather)(const PgGemm*, const int64_t* ids, int64_t count, void* out, int64_t out_stride, int threads);
+  void (*quant_gather)(const PgQuant*, const int64_t* ids, int64_t count, void* out, int64_t out_stride, int threads);
   // The one function that is the same for all instruction sets; `table` gives it exponentials and maxima.
   void (*sample)(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width, const float* temperature,
                  const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed, const int64_t* position, int64_t* out,

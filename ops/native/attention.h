@@ -58,6 +58,33 @@ PG_INLINE void assign(float* to, bf16 from) { *to = to_float(from); }
 PG_INLINE void assign(bf16* to, bf16 from) { *to = from; }
 PG_INLINE void assign(bf16* to, float from) { put(to, from); }
 
+typedef int8_t vc __attribute__((vector_size(PG_W)));
+
+// Numbers of a head as int8, and after them the scale of all, float32: x ≈ code · scale, the largest has code ±127.
+template <class Q>
+PG_INLINE void shrink(const Q* from, int64_t dim, int8_t* to) {
+  vf top = {};
+  for (int64_t d = 0; d < dim; d += W) {
+    vf x = load_some(from + d, dim - d);
+    top = vmax(top, vmax(x, -x));
+  }
+  float largest = max(top), scale = largest / 127.0f, inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  for (int64_t d = 0; d < dim; d += W) {
+    vf x = vmin(vmax(load_some(from + d, dim - d) * inverse, splat(-127.0f)), splat(127.0f));
+    vc codes = __builtin_convertvector((vi)(x + 12582912.0f) - 0x4b400000, vc);  // rounds to the nearest
+    memcpy(to + d, &codes, dim - d < W ? dim - d : W);
+  }
+  memcpy(to + dim, &scale, 4);
+}
+
+PG_INLINE void widen(const int8_t* from, int64_t dim, float* to) {
+  float scale;
+  memcpy(&scale, from + dim, 4);
+  int64_t d = 0;
+  for (; d + W <= dim; d += W) store(to + d, __builtin_convertvector(load_as<vc>(from + d), vf) * scale);
+  for (; d < dim; d++) to[d] = (float)from[d] * scale;
+}
+
 // Keys [count][dim] → groups of 32 keys, [dim / STEP][32][STEP].
 template <class K, class T>
 PG_INLINE void pack_keys_plain(const T* const* rows, int64_t count, int64_t dim, typename K::A* out) {
@@ -133,13 +160,13 @@ PG_INLINE void fetch(const T* const* rows, int64_t first, int64_t last, int64_t 
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)rows[j] + at);
 }
 
-// Values [count][v_dim] → groups of 32 columns, [count / STEP][32][STEP]; zeros where there is no key or no column.
+// Values [count][v_dim] → groups of 32 columns, `ld` keys long, [ld / STEP][32][STEP]; up to `padded`, zeros where there is no key or no column.
 template <class K, class T>
-static void pack_values(const T* const* rows, int64_t count, int64_t padded, int64_t v_dim, int64_t v_groups, typename K::A* out) {
+static void pack_values(const T* const* rows, int64_t count, int64_t padded, int64_t ld, int64_t v_dim, int64_t v_groups, typename K::A* out) {
   typedef typename K::A E;
   for (int64_t j = 0; j < padded; j += K::STEP)
     for (int64_t g = 0; g < v_groups; g++) {
-      E* target = out + (g * padded + j) * GROUP;
+      E* target = out + (g * ld + j) * GROUP;
       int64_t columns = v_dim - g * GROUP < GROUP ? v_dim - g * GROUP : GROUP;
 #if PG_DOT16
       if (K::STEP == 2 && sizeof(T) == 2 && columns == GROUP) {
@@ -221,6 +248,7 @@ PG_INLINE void soften(const PgAttention* f, float* logits, E* weights, int64_t l
 template <class K, class Q, class T>
 struct Attention {
   typedef typename K::A E;
+  static constexpr int64_t tail = sizeof(T) == 1 ? 4 : 0;  // bytes of the scale behind a head's numbers
   Shape s;
   const PgBatch* batch;
   const PgPages* pages;
@@ -250,6 +278,34 @@ struct Attention {
     }
   }
 
+  // Of int8 pages: rows as numbers, 32 at a time, which lie where they are until the next call.
+  static const float* const* widened(const int8_t* const* rows, int64_t count, int64_t dim) {
+    static thread_local const float* at[GROUP];
+    float* numbers = (float*)scratch<7>(GROUP * dim * sizeof(float));
+    for (int64_t j = 0; j < count; j++) widen(rows[j], dim, numbers + j * dim), at[j] = numbers + j * dim;
+    return at;
+  }
+
+  // Keys and values are packed in groups of 32; `j`: the first of the group, `left`: keys from there.
+  PG_INLINE void pack_key_group(const T* const* k, int64_t j, int64_t left, const Shape& s, const Tiles<K>& tiles) {
+    int64_t count = left < GROUP ? left : GROUP;
+    if constexpr (sizeof(T) == 1)
+      pack_keys<K>(widened(k + j, count, s.dim), count, s.dim, tiles.keys + j * s.dim);
+    else
+      pack_keys<K>(k + j, count, s.dim, tiles.keys + j * s.dim);
+  }
+
+  PG_INLINE void pack_all_values(const T* const* v, int64_t count, int64_t padded, const Shape& s, const Tiles<K>& tiles) {
+    if constexpr (sizeof(T) == 1) {
+      for (int64_t j = 0; j < padded; j += GROUP) {
+        int64_t there = count - j < GROUP ? count - j : GROUP;
+        pack_values<K>(widened(v + j, there, s.v_dim), there, GROUP, padded, s.v_dim, s.v_groups, tiles.values + j * GROUP);
+      }
+    } else {
+      pack_values<K>(v, count, padded, padded, s.v_dim, s.v_groups, tiles.values);
+    }
+  }
+
   // One block of keys for all rows of a task: statistics and unnormalised values into `part`, `top`, `sum`. `low`: first key seen by any row.
   void block(const Task& t, int64_t start, int64_t low, int64_t high, const Tiles<K>& tiles, float* part, float* top, float* sum) const {
     const T *k[KEYS], *v[KEYS];
@@ -258,12 +314,12 @@ struct Attention {
     int64_t count = high - from, padded = (count + GROUP - 1) / GROUP * GROUP, rows = t.tokens * s.group;
     rows_of(t, from + first, high, k + first, v + first);
     for (int64_t j = 0; j < first; j++) k[j] = k[first], v[j] = v[first];
-    int64_t k_bytes = s.dim * (int64_t)sizeof(T), v_bytes = s.v_dim * (int64_t)sizeof(T);
+    int64_t k_bytes = s.dim * (int64_t)sizeof(T) + tail, v_bytes = s.v_dim * (int64_t)sizeof(T) + tail;
     fetch(k, 0, 2 * GROUP, count, k_bytes);
     for (int64_t j = 0; j < count; j += GROUP) {  // rows of a head are apart from each other in memory: nothing else fetches them early
       fetch(k, j + 2 * GROUP, j + 3 * GROUP, count, k_bytes);
       fetch(v, j, j + GROUP, count, v_bytes);
-      pack_keys<K>(k + j, count - j < GROUP ? count - j : GROUP, s.dim, tiles.keys + j * s.dim);
+      pack_key_group(k, j, count - j, s, tiles);
     }
     multiply<K>(rows, padded / GROUP, tiles.q, s.dim, tiles.keys, GROUP * s.dim, s.dim, tiles.logits, KEYS, false);
     for (int64_t i = 0; i < t.tokens; i++) {
@@ -275,7 +331,7 @@ struct Attention {
         soften(s.f, tiles.logits + r * KEYS, tiles.weights + r * KEYS, a, b, padded, slope, (float)(t.position + i - from), top + r, sum + r);
       }
     }
-    pack_values<K>(v, count, padded, s.v_dim, s.v_groups, tiles.values);
+    pack_all_values(v, count, padded, s, tiles);
     multiply<K>(rows, s.v_groups, tiles.weights, KEYS, tiles.values, GROUP * padded, padded, part, s.ldv(), false);
   }
 
@@ -453,6 +509,10 @@ static void attend(const PgAttention* f, const PgBatch* batch, const PgPages* pa
 
 static void attention(const PgAttention* f, const PgBatch* batch, const PgPages* pages, const void* q, int64_t q_token, int64_t q_head,
                       int64_t tokens, void* out, const float* sinks, const float* slopes, int threads) {
+  if (f->kv_type == PG_INT8) {
+    auto run = f->type == PG_BF16 ? attend<F32, bf16, int8_t> : attend<F32, float, int8_t>;
+    return run(f, batch, pages, q, q_token, q_head, tokens, out, sinks, slopes, threads);
+  }
   if (f->type == PG_BF16 && f->kv_type == PG_BF16)
 #if PG_DOT16
     return attend<Dot16, bf16, bf16>(f, batch, pages, q, q_token, q_head, tokens, out, sinks, slopes, threads);
@@ -471,7 +531,10 @@ static void write_of(const PgAttention* f, void* pages, int64_t page_stride, int
     T* place = (T*)pages + slots[t] / f->page_size * page_stride + slots[t] % f->page_size * token_stride;
     for (int64_t h = 0; h < f->kv_heads; h++) {
       const Q* from = (const Q*)source + t * source_token + h * source_head;
-      for (int64_t d = 0; d < dim; d++) assign(place + h * head_stride + d, from[d]);
+      if constexpr (sizeof(T) == 1)
+        shrink(from, dim, place + h * head_stride);
+      else
+        for (int64_t d = 0; d < dim; d++) assign(place + h * head_stride + d, from[d]);
     }
   });
 }
@@ -485,6 +548,10 @@ static void write_both(const PgAttention* f, const PgPages* p, const void* k, in
 
 static void write_kv(const PgAttention* f, const PgPages* p, const void* k, int64_t k_token, int64_t k_head, const void* v, int64_t v_token,
                      int64_t v_head, const int64_t* slots, int64_t tokens, int threads) {
+  if (f->kv_type == PG_INT8) {
+    auto write = f->type == PG_BF16 ? write_both<bf16, int8_t> : write_both<float, int8_t>;
+    return write(f, p, k, k_token, k_head, v, v_token, v_head, slots, tokens, threads);
+  }
   auto write = f->type == PG_BF16 ? (f->kv_type == PG_BF16 ? write_both<bf16, bf16> : write_both<bf16, float>)
                                   : (f->kv_type == PG_BF16 ? write_both<float, bf16> : write_both<float, float>);
   write(f, p, k, k_token, k_head, v, v_token, v_head, slots, tokens, threads);

@@ -80,6 +80,8 @@ const PgTable* recorded() {
     t.activation = Recorded<TABLE, &PgTable::activation>::call;
     t.argmax = Recorded<TABLE, &PgTable::argmax>::call;
     t.quant_gemm = Recorded<TABLE, &PgTable::quant_gemm>::call;
+    t.gather = Recorded<TABLE, &PgTable::gather>::call;
+    t.quant_gather = Recorded<TABLE, &PgTable::quant_gather>::call;
     t.sample = Recorded<TABLE, &PgTable::sample>::call;
     return t;
   }();

@@ -1,5 +1,6 @@
 // All kernels for one instruction set; compiled once for each, with PG_ISA as its name.
 #include "attention.h"
+#include "gather.h"
 #include "gemm.h"
 #include "pointwise.h"
 #include "quant.h"
@@ -13,5 +14,6 @@ extern const PgTable PG_JOIN(pg_table_, PG_ISA);
 const PgTable PG_JOIN(pg_table_, PG_ISA) = {
     PG_TEXT(PG_ISA),      PG_ISA::pack,     PG_ISA::gemm,  PG_ISA::attention, PG_ISA::write_kv,
     PG_ISA::rope, PG_ISA::rms_norm, PG_ISA::activation, PG_ISA::argmax,    PG_ISA::exp_row,
-    PG_ISA::quant_bytes,  PG_ISA::quant_pack, PG_ISA::quant_gemm, pg_sample,
+    PG_ISA::quant_bytes,  PG_ISA::quant_pack, PG_ISA::quant_gemm, PG_ISA::gather, PG_ISA::quant_gather,
+    pg_sample,
 };

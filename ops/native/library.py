@@ -14,6 +14,9 @@ from pagoda.ops.native.build import library as library_path
 TYPES = {"float32": 0, "bfloat16": 1}
 """Codes of the dtypes that the kernels compute in."""
 
+PAGE_TYPES = TYPES | {"int8": 2}
+"""Those of pages."""
+
 
 @cache
 def _path() -> Path:
@@ -96,6 +99,8 @@ _FUNCTIONS: dict[str, Any] = {
     "quant_bytes": CFUNCTYPE(_N, _P),
     "quant_pack": CFUNCTYPE(None, _P, _P, _N, _P),
     "quant_gemm": CFUNCTYPE(None, _P, _P, _N, _N, _P, _N, c_int),
+    "gather": CFUNCTYPE(None, _P, _P, _N, _P, _N, c_int),
+    "quant_gather": CFUNCTYPE(None, _P, _P, _N, _P, _N, c_int),
     "sample": CFUNCTYPE(None, _P, _P, _N, c_int, _N, _N, _P, _P, _P, _P, _P, _P, _P, _P, c_int),
 }
 """Members of `PgTable` after its name, in order; their arguments are described in `api.h`."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pagoda.ops.attention import AttentionFacts
     from pagoda.ops.moe import MoeMlpFacts, RouteFacts
     from pagoda.ops.norm_gemm import NormGemmFacts
+    from pagoda.ops.rope_write import RopeWriteFacts
 
 FLOATS = frozenset({"float32", "bfloat16", "float16"})
 NEEDS = Needs(features=frozenset({Feature.TRITON}), dtypes=FLOATS, packages=("triton",))
@@ -23,6 +24,10 @@ INVARIANT = CLAIMS | {"batch_invariant"}
 def _attention_fits(facts: AttentionFacts) -> Reason | None:
     if facts.head_dim > 256 or facts.v_dim > 256:
         return f"head sizes up to 256, not {max(facts.head_dim, facts.v_dim)}"
+    return None if facts.kv_dtype in FLOATS else f"KV in a float dtype, not {facts.kv_dtype}"
+
+
+def _float_pages(facts: RopeWriteFacts) -> Reason | None:
     return None if facts.kv_dtype in FLOATS else f"KV in a float dtype, not {facts.kv_dtype}"
 
 
@@ -53,7 +58,7 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel("rms_norm", "triton", f"{HERE}.pointwise:RmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("add_rms_norm", "triton", f"{HERE}.pointwise:AddRmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("rope", "triton", f"{HERE}.pointwise:Rope", NEEDS, None, 1.0, INVARIANT),
-        Kernel("rope_write", "triton", f"{HERE}.rope_write:RopeWrite", NEEDS, None, 1.0, INVARIANT),
+        Kernel("rope_write", "triton", f"{HERE}.rope_write:RopeWrite", NEEDS, _float_pages, 1.0, INVARIANT),
         Kernel("route", "triton", f"{HERE}.moe:Route", NEEDS, _ungrouped, 1.0, INVARIANT),
         Kernel("moe_mlp", "triton", f"{HERE}.moe:MoeMlp", NEEDS, _gated_silu, 1.0, CLAIMS),
         Kernel("sample", "triton", f"{HERE}.sampling:Sample", NEEDS, None, 1.0, INVARIANT),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from pagoda.hal.info import DeviceInfo
-from pagoda.hal.kv import CacheGroup
+from pagoda.hal.kv import CacheGroup, stored_dim
 from pagoda.hal.memory import MemoryPlan
 from pagoda.hal.table import Choice, KernelTable
 from pagoda.models.bridge.spec import BridgeSpec
@@ -143,7 +143,7 @@ def _page_size(site: Site, groups: tuple[CacheGroup, ...]) -> int | None:
     """Tokens per page of the layers that have such heads, where it is about pages."""
     if not isinstance(site.facts, RopeWriteFacts):
         return None
-    heads = (site.facts.num_kv_heads, site.facts.head_dim)
+    heads = (site.facts.num_kv_heads, stored_dim(site.facts.head_dim, site.facts.kv_dtype))
     return next(group.tokens_per_page for group in groups for cache in group.caches if (cache.heads, cache.k_dim) == heads)
 
 
