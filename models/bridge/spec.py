@@ -60,7 +60,9 @@ class AttentionCall:
 
     def cache(self, kv_dtype: str) -> LayerCache:
         window = self.visible.window if self.visible.window is not None else self.visible.chunk
-        return LayerCache(self.visible.kind, self.kv_heads, stored_dim(self.k_dim, kv_dtype), stored_dim(self.v_dim, kv_dtype), kv_dtype, window)
+        return LayerCache(
+            self.visible.kind, self.kv_heads, stored_dim(self.k_dim, kv_dtype), stored_dim(self.v_dim, kv_dtype), kv_dtype, window
+        )
 
 
 @dataclass(frozen=True)
