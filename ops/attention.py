@@ -123,8 +123,8 @@ class PagedBatch:
 
 
 def to_pages(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Heads `[..., D]` as they are stored. In int8 `[..., D + 4]`: x · (127 / max |x|), rounded to the nearest (even at a tie), and the scale
-    max |x| / 127, all in float32."""
+    """Heads `[..., D]` as they are stored. In int8 `[..., D + 4]`: x · (127 / max |x|), rounded to the nearest (even at a tie), then the
+    scale max |x| / 127, all in float32."""
     if dtype != torch.int8:
         return x.to(dtype)
     wide = x.float()

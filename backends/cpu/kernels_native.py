@@ -189,8 +189,8 @@ class _PagedKernel(PlainKernel):
         super().__init__(facts)
         self._native = native or load()
         self._args = AttentionArgs(
-            TYPES[facts.dtype], PAGE_TYPES[facts.kv_dtype], facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.v_dim, facts.page_size,
-            int(facts.causal), facts.window or 0, facts.chunk or 0, facts.scale, facts.softcap or 0.0,
+            TYPES[facts.dtype], PAGE_TYPES[facts.kv_dtype], facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.v_dim,
+            facts.page_size, int(facts.causal), facts.window or 0, facts.chunk or 0, facts.scale, facts.softcap or 0.0,
         )  # fmt: skip
         self._handle = ctypes.addressof(self._args)
         self._pages: dict[Any, PagesArgs] = {}
