@@ -173,7 +173,7 @@ class Builder:
         made = tuple(LinearPart(name, rows.part, self._tensors_of(f"{prefix}{name}", adds)) for name, rows in parts.items())
         use = LinearUse(f"{prefix}{'_'.join(parts)}", self.numerics.dtype, columns.part, made, adds)
         uses = self.format.linear(use)
-        plain = len(uses) == 1 and uses[0].op == "gemm" and self._chosen_bytes(uses[0]) is None
+        plain = uses[0].facts if len(uses) == 1 and self._chosen_bytes(uses[0]) is None else None
         linear = Linear([self._piece(piece) for piece in uses], plain)
         if role == "vocab":
             return linear
@@ -254,7 +254,11 @@ class Builder:
             return {}
         # What a kernel repacks goes straight into its layout; the rest stays where it is put.
         place = self._place if self._chosen_bytes(use) is None else self._move
-        return {name: place(tensor) for name, tensor in use.load().items()}
+        return {name: place(tensor) for name, tensor in self._read(use).items()}
+
+    def _read(self, use: FormatUse) -> Mapping[str, torch.Tensor]:
+        """What a use loads, converted on the device where it says so."""
+        return use.load() if use.convert is None else use.convert({name: self._move(tensor) for name, tensor in use.load().items()})
 
     def _packed(self, use: FormatUse, tensors: Mapping[str, torch.Tensor], shared: bool = False) -> tuple[KernelRun, Any]:
         """`shared`: `tensors` belong to another use, which is refilled before this one."""
@@ -266,7 +270,7 @@ class Builder:
         packed = kernel.pack(tensors)
         self.loaded.add(packed)
         if not shared:
-            self._refill.append(lambda: kernel.pack({name: self._move(tensor) for name, tensor in use.load().items()}, packed))
+            self._refill.append(lambda: kernel.pack({name: self._move(tensor) for name, tensor in self._read(use).items()}, packed))
         elif packed_bytes is not None:
             self._refill.append(lambda: kernel.pack(tensors, packed))
         return kernel, packed
@@ -292,7 +296,7 @@ class Builder:
         return self.device.memory.alloc(MemoryKind.WEIGHTS, tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
     def _tensors_of(self, path: str, bias: bool) -> dict[str, StoredTensor]:
-        names = (*self.format.names_of(path), *(("bias",) if bias else ()))
+        names = (*self.format.names_of(path), *self.format.optional_names, *(("bias",) if bias else ()))
         return {name: self.stored[f"{path}.{name}"] for name in names if f"{path}.{name}" in self.stored}
 
     def _want(self, path: str, shape: tuple[int, ...], role: Role, formatted: bool = False) -> None:

@@ -137,8 +137,13 @@ def inverse(rules: Sequence[Rule]) -> tuple[Rule, ...]:
 def check(stored: Mapping[str, StoredTensor], parameters: Mapping[str, Parameter], format: Format) -> None:
     """Raises `CheckpointError` naming every missing, unexpected and misshapen tensor at once."""
     wanted = {name: parameter for parameter in parameters.values() for name in _names(parameter, format)}
+    welcome = {f"{stem}.{name}" for stem in map(_stem, parameters.values()) if stem for name in format.optional_names}
     missing = [f"{name} {list(wanted[name].shape)}" for name in wanted if name not in stored]
-    unexpected = [f"{tensor.name}" for name, tensor in stored.items() if name not in wanted]
+    unexpected = [
+        f"{tensor.name}"
+        for name, tensor in stored.items()
+        if name not in wanted and name not in welcome and name.rpartition(".")[2] not in format.spare
+    ]
     misshapen = [
         f"{name} {list(stored[name].shape)}, expected {list(parameter.shape)}"
         for name, parameter in wanted.items()
@@ -156,10 +161,14 @@ def check(stored: Mapping[str, StoredTensor], parameters: Mapping[str, Parameter
 
 
 def _names(parameter: Parameter, format: Format) -> tuple[str, ...]:
-    if not parameter.formatted:
+    stem = _stem(parameter)
+    if stem is None:
         return (parameter.path,)
-    stem = parameter.path.removesuffix(".weight")
     return tuple(f"{stem}.{name}" for name in format.names_of(stem))
+
+
+def _stem(parameter: Parameter) -> str | None:
+    return parameter.path.removesuffix(".weight") if parameter.formatted else None
 
 
 def _is_whole(name: str, parameter: Parameter, format: Format) -> bool:
@@ -255,12 +264,19 @@ def _stack_place(rule: Stack, name: str) -> tuple[str, int] | None:
 
 
 def _split(rule: Split, words: Mapping[str, str], tensor: StoredTensor) -> Tensors:
+    names = [_fill(new, words) for new in rule.new]
+    if tensor.shape in ((), (1,)):
+        # A scale of the whole is one of every part.
+        return {name: Renamed(tensor.name, tensor) for name in names}
     total = tensor.shape[rule.dim]
     sizes = rule.sizes or (total // len(rule.new),) * len(rule.new)
+    unit = sum(sizes) // total if total else 1
+    if unit > 1 and not any(size % unit for size in sizes):
+        # One number for so many rows.
+        sizes = tuple(size // unit for size in sizes)
     if sum(sizes) != total:
         raise CheckpointError(f"{tensor.name} has {total} rows, the configuration expects {sum(sizes)} = {' + '.join(map(str, sizes))}")
     bounds = pairwise(accumulate(sizes, initial=0))
-    names = [_fill(new, words) for new in rule.new]
     return {name: Part(tensor.name, tensor, rule.dim, *bound) for name, bound in zip(names, bounds, strict=True)}
 
 

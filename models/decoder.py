@@ -194,7 +194,7 @@ class Decoder:
         self.loaded = build.loaded
         self.adapters = build.adapters
         self._table = build.table
-        sites = find(chains_of(spec, build.numerics, build.shard, adapters=build.lora is not None, stored=build.format.name), build.rules)
+        sites = find(chains_of(spec, build.numerics, build.shard, adapters=build.lora is not None, stored=build.format), build.rules)
         build.sites = {(site.rule.op, site.path): site for site in sites}
         vocab = build.shard.vocab(spec.vocab)
         self._embed = EmbedBlock(build, spec.embed, vocab, spec.width)

@@ -14,11 +14,12 @@ from pagoda.models.rope import Rope
 from pagoda.models.spec import Attention, Both, DecoderSpec, Layer, Mixer, Mlp, Moe, Norm, QkNorm, Residual, Xielu
 from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.attention import AttentionFacts
-from pagoda.ops.linear import GemmFacts
 from pagoda.ops.norm import NormFacts
 from pagoda.ops.norm_gemm import NormGemmFacts
 from pagoda.ops.rope import RopeFacts
 from pagoda.ops.rope_write import RopeWriteFacts
+from pagoda.quant.format import Format
+from pagoda.quant.none import PlainFormat
 
 if TYPE_CHECKING:
     from pagoda.models.builder import Numerics
@@ -107,9 +108,11 @@ def _norm_gemm(nodes: Chain) -> Facts:
     return NormGemmFacts(nodes[1].facts, nodes[2].facts, nodes[3].facts if len(nodes) > 3 else None)
 
 
+_PRODUCTS = (("gemm", "gated_activation"), ("gemm",), ("gemm_fp8", "gated_activation"), ("gemm_fp8",))
+
 RULES = (
     Rule("add_rms_norm", (("add", "rms_norm"),), _add_rms_norm),
-    Rule("norm_gemm", (("add", "rms_norm", "gemm", "gated_activation"), ("add", "rms_norm", "gemm")), _norm_gemm),
+    Rule("norm_gemm", tuple(("add", "rms_norm", *rest) for rest in _PRODUCTS), _norm_gemm),
     Rule("rope_write", (("split", "rms_norm", "rms_norm", "rope", "write_kv"), ("split", "rope", "write_kv")), _rope_write),
 )
 """Residual addition and norm; the same with the product that reads them and its activation; the way from a stacked product of q, k and
@@ -163,15 +166,15 @@ def summary(sites: Sequence[Site], rules: Sequence[Rule] = RULES) -> tuple[Fused
 
 
 def chains_of(
-    spec: DecoderSpec, numerics: Numerics, shard: Shard, *, adapters: bool = False, taps: Sequence[int] = (), stored: str = "none"
+    spec: DecoderSpec, numerics: Numerics, shard: Shard, *, adapters: bool = False, taps: Sequence[int] = (), stored: Format | None = None
 ) -> tuple[Chain, ...]:
     """The primitives of a spec on one rank in the order in which they run, a chain for each sublayer and one for the last norm.
 
     Args:
         adapters: linear layers have room for adapters. taps: layers whose hidden states every step gives.
-        stored: name of the number format of linear layers.
+        stored: number format of the weights; None: plain numbers.
     """
-    walk = _Walk(numerics, shard, adapters, spec.width, "gemm" if stored == "none" else f"gemm_{stored}")
+    walk = _Walk(numerics, shard, adapters, spec.width, stored or PlainFormat())
     chains: list[Chain] = []
     before: Chain = ()
     for index, layer in enumerate(spec.layers):
@@ -181,8 +184,8 @@ def chains_of(
 
 
 class _Walk:
-    def __init__(self, numerics: Numerics, shard: Shard, adapters: bool, width: int, gemm: str) -> None:
-        self._numerics, self._shard, self._adapters, self._width, self._gemm = numerics, shard, adapters, width, gemm
+    def __init__(self, numerics: Numerics, shard: Shard, adapters: bool, width: int, stored: Format) -> None:
+        self._numerics, self._shard, self._adapters, self._width, self._stored = numerics, shard, adapters, width, stored
 
     def layer(self, path: str, layer: Layer, before: Chain) -> Iterator[Chain]:
         """A chain for each sublayer; `before`: what the stream comes through until the first reads it."""
@@ -202,7 +205,8 @@ class _Walk:
             yield Node(f"{norm.kind}_norm", path, facts)
 
     def product(self, path: str, columns: int, inner: int, bias: bool) -> Iterator[Node]:
-        yield Node(self._gemm, path, GemmFacts(self._numerics.dtype, inner, columns, bias))
+        op, facts = self._stored.product(self._numerics.dtype, columns, inner, bias)
+        yield Node(op, path, facts)
         if self._adapters:
             yield Node("lora_delta", path)
 

@@ -9,6 +9,7 @@ import torch
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.activation import ActivationFacts, GatedActivationReference
 from pagoda.ops.linear import GemmFacts, GemmReference
+from pagoda.ops.linear_fp8 import GemmFp8Facts, GemmFp8Reference
 from pagoda.ops.norm import AddRmsNormReference, NormFacts
 
 
@@ -17,11 +18,11 @@ class NormGemmFacts:
     """What it is made of; all of one dtype, `norm.width` = `gemm.in_features`.
 
     Attributes:
-        norm: RMS norm. gemm: the product. activation: gate and up are the product's two halves, None: no activation.
+        norm: RMS norm. gemm: the product, `gemm` or `gemm_fp8`. activation: gate and up are the product's two halves, None: no activation.
     """
 
     norm: NormFacts
-    gemm: GemmFacts
+    gemm: GemmFacts | GemmFp8Facts
     activation: ActivationFacts | None = None
 
     @property
@@ -37,14 +38,15 @@ class NormGemmFacts:
 class NormGemmReference(PlainKernel):
     """`run(packed, x, residual)` → (act(norm(x + residual) @ weightᵀ + bias) `[T, width]`, x + residual `[T, in_features]`).
 
-    x, residual `[T, in_features]`; `residual` may be overwritten. Packs `norm` `[in_features]`, `weight`, and `bias` where facts say so.
+    x, residual `[T, in_features]`; `residual` may be overwritten. Packs `norm` `[in_features]`, and what the product packs.
     """
 
     facts: NormGemmFacts
 
     def __init__(self, facts: NormGemmFacts) -> None:
         super().__init__(facts)
-        self._norm, self._gemm = AddRmsNormReference(facts.norm), GemmReference(facts.gemm)
+        self._norm = AddRmsNormReference(facts.norm)
+        self._gemm = GemmFp8Reference(facts.gemm) if isinstance(facts.gemm, GemmFp8Facts) else GemmReference(facts.gemm)
         self._act = GatedActivationReference(facts.activation) if facts.activation is not None else None
 
     def run(self, packed: Any, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

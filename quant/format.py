@@ -120,7 +120,8 @@ class FormatUse:
         op, facts: what to ask the kernel table.
         parts: names of the parts covered, in output order; a layer's uses cover all its parts in order.
         load: reads this rank's numbers: host tensors under the names that the primitive's `pack` declares. Raises `CheckpointError`.
-        nbytes: bytes that `load` will give.
+        nbytes: bytes that stay of what `load` gives.
+        convert: makes of the loaded tensors, once they are on the device, what the primitive packs; None: they are that.
     """
 
     op: str
@@ -128,6 +129,7 @@ class FormatUse:
     parts: tuple[str, ...]
     load: Callable[[], Mapping[str, torch.Tensor]]
     nbytes: int
+    convert: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None = None
 
 
 class Format(Protocol):
@@ -136,13 +138,24 @@ class Format(Protocol):
     Attributes:
         name: value of `--quantization` ("none", "gguf", "fp8", …).
         tensor_names: what it stores for a quantised linear weight, such as ("weight",) or ("qweight", "scales", "qzeros").
+        optional_names: what it may store besides. spare: last words of names of tensors that it has no use for.
     """
 
     name: str
     tensor_names: tuple[str, ...]
+    optional_names: tuple[str, ...]
+    spare: tuple[str, ...]
 
     def claims(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> bool:
         """Whether a checkpoint with this config.json and these stored tensors is in this format."""
+        ...
+
+    def bound(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Format:
+        """The format as this checkpoint, or config.json alone, has it."""
+        ...
+
+    def product(self, dtype: str, columns: int, inner: int, bias: bool) -> tuple[str, Facts]:
+        """Primitive and facts of a linear layer as most layers have it; what fusion looks for."""
         ...
 
     def names_of(self, path: str) -> tuple[str, ...]:

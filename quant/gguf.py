@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from pagoda.hal.errors import CheckpointError
+from pagoda.hal.kernel import Facts
 from pagoda.ops.gguf.decode import decode_into
 from pagoda.ops.gguf.types import GgmlType
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_gguf import EmbeddingGgufFacts, GemmGgufFacts
 from pagoda.ops.moe_gguf import MoeMlpGgufFacts
 from pagoda.quant.experts import Experts
-from pagoda.quant.format import EmbeddingUse, ExpertsUse, FormatUse, LinearPart, LinearUse, StoredTensor
+from pagoda.quant.format import EmbeddingUse, ExpertsUse, Format, FormatUse, LinearPart, LinearUse, StoredTensor
 
 Index = tuple[slice, ...]
 
@@ -30,9 +31,17 @@ class GgufFormat:
 
     name = "gguf"
     tensor_names: tuple[str, ...] = ("weight",)
+    optional_names: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
 
     def claims(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> bool:
         return any(block_type(tensor) for tensor in tensors.values())
+
+    def bound(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Format:
+        return self
+
+    def product(self, dtype: str, columns: int, inner: int, bias: bool) -> tuple[str, Facts]:
+        return "gemm_gguf", GemmFacts(dtype, inner, columns, bias)
 
     def names_of(self, path: str) -> tuple[str, ...]:
         return self.tensor_names

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pagoda.hal.kernel import Facts
+from pagoda.ops.linear import GemmFacts
 from pagoda.quant.format import StoredTensor
 from pagoda.quant.gguf import GgufFormat, block_type
 
@@ -16,3 +18,6 @@ class PlainFormat(GgufFormat):
 
     def claims(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> bool:
         return not config.get("quantization_config") and not any(block_type(tensor) for tensor in tensors.values())
+
+    def product(self, dtype: str, columns: int, inner: int, bias: bool) -> tuple[str, Facts]:
+        return "gemm", GemmFacts(dtype, inner, columns, bias)

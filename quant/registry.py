@@ -7,10 +7,11 @@ from typing import Any
 
 from pagoda.hal.errors import ConfigError, ModelError
 from pagoda.quant.format import Format, StoredTensor
+from pagoda.quant.fp8 import Fp8Format
 from pagoda.quant.gguf import GgufFormat
 from pagoda.quant.none import PlainFormat
 
-FORMATS: tuple[Format, ...] = (PlainFormat(), GgufFormat())
+FORMATS: tuple[Format, ...] = (PlainFormat(), GgufFormat(), Fp8Format())
 
 
 def format_for(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor], asked: str | None = None) -> Format:
@@ -23,10 +24,10 @@ def format_for(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor], a
         found = [format for format in FORMATS if format.name == asked]
         if not found:
             raise ConfigError(f"quantization={asked!r} is not a known format; known: {known}")
-        return found[0]
+        return found[0].bound(config, tensors)
     claiming = [format for format in FORMATS if format.claims(config, tensors)]
     if not claiming:
         raise ModelError(
             f"no number format reads this checkpoint (quantization_config {config.get('quantization_config')}); known: {known}"
         )
-    return claiming[0]
+    return claiming[0].bound(config, tensors)

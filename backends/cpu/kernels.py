@@ -32,6 +32,7 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         _blocks_kernel(),
         _super_blocks_kernel(),
         _decoded_kernel(),
+        _float8_kernel(),
         _experts_kernel(),
         *_expert_block_kernels(),
         _native("rms_norm", "NativeRmsNorm"),
@@ -86,6 +87,12 @@ def _super_blocks_kernel() -> Kernel:
 def _decoded_kernel() -> Kernel:
     kernel = _native("gemm_gguf", "", _pairs("in_features"))
     path = _MORE + "NativeGemmGgufDecoded"
+    return replace(kernel, name="native_decoded", implementation=path, needs=_needs(_WIDE_ARCHS), packed_bytes=_gemm_bytes)
+
+
+def _float8_kernel() -> Kernel:
+    kernel = _native("gemm_fp8", "", _pairs("in_features"))
+    path = "pagoda.backends.cpu.kernels_fp8:NativeGemmFp8Decoded"
     return replace(kernel, name="native_decoded", implementation=path, needs=_needs(_WIDE_ARCHS), packed_bytes=_gemm_bytes)
 
 

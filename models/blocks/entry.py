@@ -41,7 +41,7 @@ def entry_of(build: Builder, path: str, block: Enterable | None, norm: NormBlock
     if site is None or site.facts is None or block is None or norm is None:
         return None
     first = block.first
-    if not isinstance(first, Linear) or not first.plain:
+    if not isinstance(first, Linear) or first.plain != site.facts.gemm:  # type: ignore[attr-defined]
         return None
     kernel = build.kernel("norm_gemm", site.facts)
     if not build.loading:

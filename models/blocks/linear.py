@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pagoda.hal.kernel import KernelRun
+from pagoda.hal.kernel import Facts, KernelRun
 
 
 class Linear:
@@ -13,8 +13,8 @@ class Linear:
 
     __slots__ = ("_more", "_run", "packed", "plain")
 
-    def __init__(self, pieces: list[tuple[KernelRun, Any]], plain: bool = False) -> None:
-        """`plain`: one `gemm` whose `packed` holds its weights as they were loaded, by name."""
+    def __init__(self, pieces: list[tuple[KernelRun, Any]], plain: Facts | None = None) -> None:
+        """`plain`: facts of the one product, where `packed` holds its weights as they were loaded, by name."""
         kernel, self.packed = pieces[0]
         self.plain = plain
         self._run = kernel.run if kernel is not None else None

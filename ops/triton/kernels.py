@@ -38,6 +38,8 @@ def _plain_silu(facts: ActivationFacts) -> Reason | None:
 def plain_norm_gemm(facts: NormGemmFacts) -> Reason | None:
     if facts.norm.bias or not facts.norm.weight:
         return "norms with weights and no bias only"
+    if hasattr(facts.gemm, "block"):
+        return "products of plain numbers only"
     if facts.dtype == "float16":
         return "a weighted row is not normed before the product, which float16 may not hold"
     return _plain_silu(facts.activation) if facts.activation is not None else None

@@ -131,7 +131,7 @@ def _fusions(table: KernelTable, description: Description, groups: tuple[CacheGr
     spec, adapters = description.spec, description.lora is not None
     if isinstance(spec, BridgeSpec):
         return ()
-    found = find(chains_of(spec, description.numerics, description.shard, adapters=adapters, taps=taps, stored=description.format.name))
+    found = find(chains_of(spec, description.numerics, description.shard, adapters=adapters, taps=taps, stored=description.format))
     sites = [site.on(table, _page_size(site, groups)) for site in found]
     for site in sites:
         if site.facts is not None:

@@ -20,6 +20,7 @@ from pagoda.ops.norm import NormFacts
 from pagoda.ops.norm_gemm import NormGemmFacts
 from pagoda.ops.registry import reference_kernels
 from pagoda.ops.rope_write import RopeWriteFacts
+from pagoda.quant.gguf import GgufFormat
 from spec_samples import JOINED_KERNELS, build_model, draw_weights, opened, specs
 
 RMS = Norm("rms", 1e-5)
@@ -93,7 +94,7 @@ def test_a_product_takes_addition_norm_and_activation_along() -> None:
     found = {path: site.facts for path, site in sites(SPEC, "norm_gemm").items() if site.facts is not None}
     qkv, up = NormGemmFacts(norm, GemmFacts("float32", 16, 128)), NormGemmFacts(norm, GemmFacts("float32", 16, 48), act)
     assert found == {"layers.0.ff": up, "layers.1.mixer": qkv, "layers.1.ff": up}
-    assert set(reasons(SPEC, "norm_gemm", stored="gguf")) == {"gemm_gguf follows rms_norm"}
+    assert set(reasons(SPEC, "norm_gemm", stored=GgufFormat())) == {"gemm_gguf follows rms_norm"}
     assert "two parts read the norm" in reasons(with_layers(residual=Residual.PARALLEL), "norm_gemm")
 
 

@@ -1,0 +1,24 @@
+"""Weights in float8 on CPUs: decoded once into the layout of the native product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pagoda.backends.cpu.kernels_native import NativeGemm, PackedWeight
+from pagoda.ops.linear import GemmFacts
+from pagoda.ops.linear_fp8 import GemmFp8Facts, dequantised
+from pagoda.ops.native.library import Native
+
+
+class NativeGemmFp8Decoded(NativeGemm):
+    """`gemm_fp8` at the memory and speed of a plain product."""
+
+    def __init__(self, facts: GemmFp8Facts, native: Native | None = None) -> None:
+        super().__init__(GemmFacts(facts.dtype, facts.in_features, facts.out_features, facts.bias), native)
+        self._block = facts.block
+
+    def pack(self, weights: Mapping[str, torch.Tensor], out: Any | None = None) -> PackedWeight:
+        plain = dequantised(weights["weight"], weights["scale"], self._block).to(getattr(torch, self.facts.dtype))
+        return super().pack({**weights, "weight": plain}, out)
