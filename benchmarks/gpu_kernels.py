@@ -258,8 +258,9 @@ def write_routes(result: dict[str, Any]) -> None:
     """Put what was measured into the table, in place of what it says of the same products."""
     path = Path(gemm_routes.__file__).with_name("gemm_routes.json")
     known, tables = json.loads(path.read_text()), []
-    for name, measured in (("routes", "products"), ("joined", "joined"), ("joined_gated", "joined_gated")):
-        routes = {tuple(route[:3]): route[3] for route in (*known.get(name, ()), *result.get(measured, ()))}
+    for name in ("routes", "joined", "joined_gated", "fp8", "fp8_joined", "fp8_joined_gated"):
+        found = result.get("products" if name == "routes" else name, ())
+        routes = {tuple(route[:3]): route[3] for route in (*known.get(name, ()), *found)}
         lines = ",\n".join("  " + json.dumps([*key, way]) for key, way in routes.items())
         tables.append(f' "{name}": [\n{lines}\n ]')
     head = json.dumps({name: result[name] for name in ("device", "torch", "date")})[1:-1]

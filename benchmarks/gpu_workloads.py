@@ -107,7 +107,8 @@ def main() -> None:
         options.out.write_text(json.dumps(result, indent=1))
 
     config = workloads.model_config(spec, options.model)
-    settings = {"device": options.device, "dtype": spec["models"][options.model]["dtype"], **spec["engine"]}
+    model = spec["models"][options.model]
+    settings = {"device": options.device, "dtype": model["dtype"], "quantization": model["quantization"], **spec["engine"]}
     with DummyEngine(config, max_num_batched_tokens=8192, **settings) as engine:
         result["device"], result["start_s"] = engine.facts.device, time.perf_counter() - start
         deadline = None if options.deadline is None else start + options.deadline

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pagoda.hal.info import Feature
 from pagoda.hal.kernel import Kernel, Needs, Reason
@@ -35,11 +35,23 @@ def _plain_silu(facts: ActivationFacts) -> Reason | None:
     return None if facts.kind == "silu" and facts.limit is None else f"plain SiLU only, not {facts.kind} with limit {facts.limit}"
 
 
+def fp8_norm_gemm(facts: NormGemmFacts) -> Reason | None:
+    if not hasattr(facts.gemm, "block"):
+        return "products with float8 weights only"
+    return _joins(facts) or fp8_squares(facts.gemm)
+
+
+def fp8_squares(facts: Any) -> Reason | None:
+    return None if facts.block in (0, 128) else f"scales of outputs or of squares of 128, not of {facts.block}"
+
+
 def plain_norm_gemm(facts: NormGemmFacts) -> Reason | None:
+    return "products of plain numbers only" if hasattr(facts.gemm, "block") else _joins(facts)
+
+
+def _joins(facts: NormGemmFacts) -> Reason | None:
     if facts.norm.bias or not facts.norm.weight:
         return "norms with weights and no bias only"
-    if hasattr(facts.gemm, "block"):
-        return "products of plain numbers only"
     if facts.dtype == "float16":
         return "a weighted row is not normed before the product, which float16 may not hold"
     return _plain_silu(facts.activation) if facts.activation is not None else None

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
+from pagoda.ops.linear import GemmFacts
 from pagoda.ops.norm_gemm import NormGemmFacts
 from pagoda.ops.triton.gemm import Gemm
 from pagoda.ops.triton.gemm_routes import Route, joined_route
@@ -26,9 +27,9 @@ def _activated(gate, up):
 
 
 @triton.jit
-def _row(x, residual, norm, weight, bias, out, total, columns, eps, offset, INNER: tl.constexpr, BLOCK_N: tl.constexpr,
-         BLOCK_K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """One row without the matrix units: a program multiplies some whole rows of weights."""
+def one_row(x, residual, norm, weight, bias, scale, out, total, columns, eps, offset, INNER: tl.constexpr, BLOCK_N: tl.constexpr,
+            BLOCK_K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """One row without the matrix units: a program multiplies some whole rows of weights. SCALED: each of them has a factor."""
     tile = tl.program_id(0)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -65,10 +66,14 @@ def _row(x, residual, norm, weight, bias, out, total, columns, eps, offset, INNE
             two = following
     factor = tl.rsqrt(tl.sum(squares, 0) / INNER + eps)
     result = tl.sum(acc, 1) * factor
+    if SCALED:
+        result *= tl.load(scale + n, mask=n < columns, other=0.0)
     if BIAS:
         result += tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)
     if GATED:
         up = tl.sum(acc_up, 1) * factor
+        if SCALED:
+            up *= tl.load(scale + columns + n, mask=n < columns, other=0.0)
         if BIAS:
             up += tl.load(bias + columns + n, mask=n < columns, other=0.0).to(tl.float32)
         result = _activated(result, up)
@@ -125,6 +130,7 @@ class NormGemm(PlainKernel):
 
     def __init__(self, facts: NormGemmFacts) -> None:
         super().__init__(facts)
+        assert isinstance(facts.gemm, GemmFacts)
         self._add, self._gemm = AddRmsNorm(facts.norm), Gemm(facts.gemm)
         self._act = SiluAndMul(facts.activation) if facts.activation is not None else None
         self._routes: dict[int, Route | None] = {}
@@ -155,7 +161,7 @@ class NormGemm(PlainKernel):
         }  # fmt: skip
         grid = (triton.cdiv(columns, chosen.block_n),)
         if chosen.split == 0:
-            _row[grid](*tensors, columns, facts.norm.eps, facts.norm.offset, **common)
+            one_row[grid](*tensors[:5], weight, out, total, columns, facts.norm.eps, facts.norm.offset, SCALED=False, **common)
             return out, total
         _rows[grid](
             *tensors, rows, columns, facts.norm.eps, facts.norm.offset, x.stride(0), BLOCK_M=max(16, triton.next_power_of_2(rows)),
