@@ -59,8 +59,8 @@ class Fp8Route(NamedTuple):
 
 
 FP8_VECTORS = (
-    Fp8Route(4, 1024, 0), Fp8Route(8, 1024, 0), Fp8Route(4, 2048, 0), Fp8Route(2, 2048, 0), Fp8Route(8, 2048, 0, 8), Fp8Route(16, 1024, 0, 8),
-    Fp8Route(2, 4096, 0), Fp8Route(4, 4096, 0, 8),
+    Fp8Route(4, 1024, 0), Fp8Route(8, 1024, 0), Fp8Route(4, 2048, 0), Fp8Route(2, 2048, 0), Fp8Route(8, 2048, 0, 8),
+    Fp8Route(16, 1024, 0, 8), Fp8Route(2, 4096, 0), Fp8Route(4, 4096, 0, 8),
 )  # fmt: skip
 FP8_TILES = tuple(
     Fp8Route(block_n, block_k, split, warps, stages, 64, both)
@@ -70,7 +70,8 @@ FP8_TILES = tuple(
 )
 """Ways that the benchmark tries, with one row and with the matrix units."""
 FP8_JOINED = (
-    Route(4, 1024, 0), Route(8, 1024, 0), Route(4, 2048, 0), Route(2, 2048, 0), Route(2, 4096, 0), Route(4, 4096, 0, 8), Route(8, 2048, 0, 8),
+    Route(4, 1024, 0), Route(8, 1024, 0), Route(4, 2048, 0), Route(2, 2048, 0), Route(2, 4096, 0), Route(4, 4096, 0, 8),
+    Route(8, 2048, 0, 8),
 )  # fmt: skip
 """With one row, of products joined with what is around them."""
 
