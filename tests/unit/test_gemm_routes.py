@@ -32,6 +32,23 @@ def test_measured_ways_fit(itemsize: int) -> None:
     assert checked > 20
 
 
+@pytest.mark.parametrize("block", [0, 128])
+@pytest.mark.parametrize(("columns", "inner"), [(6144, 4096), (28672, 4096), (4096, 14336), (576, 320)])
+def test_float8_ways_fit(columns: int, inner: int, block: int) -> None:
+    for rows in (1, 2, 16, 40, 64, 65, 256, 4000):
+        way = routes.fp8_route(rows, columns, inner, block)
+        assert way is not None or block == 0
+        if way is not None and way.split:
+            assert not block or (block % way.block_n == 0 and block % way.block_k == 0)
+            block_m = min(max(16, 1 << (rows - 1).bit_length()), way.block_m)
+            assert way.depth(2) * way.block_k * (way.block_n + block_m * (1 if way.both else 2)) <= SHARED, (rows, way)
+
+
+def test_every_float8_way_that_the_benchmark_tries_fits_with_64_rows() -> None:
+    for way in routes.FP8_TILES:
+        assert way.depth(2) * way.block_k * (way.block_n + 64 * (1 if way.both else 2)) <= SHARED, way
+
+
 def test_wider_numbers_have_a_shallower_pipeline() -> None:
     assert [Route(16, 256, 1, 4, stages).depth(4) for stages in (1, 4, 5)] == [1, 2, 2]
     assert Route(16, 256, 1, 4, 5).depth(2) == 5
