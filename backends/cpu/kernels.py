@@ -31,6 +31,7 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         _prompt_kernel(),
         _blocks_kernel(),
         _super_blocks_kernel(),
+        *_block_prompt_kernels(),
         _decoded_kernel(),
         _float8_kernel(),
         _experts_kernel(),
@@ -68,6 +69,10 @@ _INPUT_EPS = 2.0**-14
 """Inputs of the block products are integers of 15 bits."""
 
 
+_PANEL_EPS = 2.0**-12
+"""Weights of their panels are integers of 13 bits with one scale for 64."""
+
+
 def _blocks_kernel() -> Kernel:
     needs = Needs(archs=_DOT_ARCHS, dtypes=frozenset(TYPES), facts={"kind": tuple(QUANT_KINDS)})
     path = _MORE + "NativeGemmGguf"
@@ -82,6 +87,17 @@ def _super_blocks_kernel() -> Kernel:
 
     needs = Needs(archs=_WIDE_ARCHS, dtypes=frozenset(TYPES), facts={"kind": tuple(SUPER_KINDS)})
     return replace(_blocks_kernel(), name="native_super", needs=needs, accepts=accepts)
+
+
+def _block_prompt_kernels() -> tuple[Kernel, Kernel]:
+    """Blocks of either size with many rows; with few they are the kernels above."""
+    path, claims = _MORE + "NativeGemmGgufPrompt", _CLAIMS - {"batch_invariant"}
+
+    def panels(kernel: Kernel, name: str) -> Kernel:
+        needs = replace(kernel.needs, archs=_DOT_ARCHS, dtypes=frozenset({"bfloat16"}))
+        return replace(kernel, implementation=path, name=name, rank=25.0, claims=claims, eps=_PANEL_EPS, needs=needs)
+
+    return panels(_blocks_kernel(), "native_prompt"), panels(_super_blocks_kernel(), "native_super_prompt")
 
 
 def _decoded_kernel() -> Kernel:

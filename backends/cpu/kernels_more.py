@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from pagoda.backends.cpu.kernels_native import NativeActivation, NativeGatedActi
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.gguf.decode import decode_into
-from pagoda.ops.gguf.i_blocks import grid
+from pagoda.ops.gguf.i_blocks import grid_of
 from pagoda.ops.gguf.types import GgmlType
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_gguf import GemmGgufFacts
@@ -23,26 +22,18 @@ from pagoda.ops.native.library import BLOCK_KINDS, TYPES, Native, QuantArgs, loa
 _threads = torch.get_num_threads
 
 
-@cache
-def grid_of(kind: str) -> torch.Tensor | None:
-    """The look-up table of an IQ format as int8, None for others."""
-    if not kind.startswith(("IQ1", "IQ2", "IQ3")):
-        return None
-    return grid("IQ1_S" if kind == "IQ1_M" else kind, torch.device("cpu")).round().to(torch.int8).contiguous()
-
-
 class PackedBlocks:
     """A weight in ggml's blocks, repacked for the products, and the structure that describes it."""
 
     __slots__ = ("args", "handle", "outer", "tensors")
 
-    def __init__(self, facts: GemmGgufFacts, native: Native) -> None:
+    def __init__(self, facts: GemmGgufFacts, native: Native, any_order: bool = False) -> None:
         padded = -(-facts.out_features // 32) * 32
         bias = torch.zeros(padded, dtype=torch.float32) if facts.bias else None
         address = None if bias is None else bias.data_ptr()
         kind, table = BLOCK_KINDS[facts.kind], grid_of(facts.kind)
         where = None if table is None else table.data_ptr()
-        self.args = QuantArgs(facts.in_features, facts.out_features, kind, TYPES[facts.dtype], None, address, where)
+        self.args = QuantArgs(facts.in_features, facts.out_features, kind, TYPES[facts.dtype], None, address, where, any_order)
         self.handle = ctypes.addressof(self.args)
         weight = arena().take(native.quant_bytes(self.handle))
         self.args.weight = weight.data_ptr()
@@ -53,6 +44,7 @@ class NativeGemmGguf(PlainKernel):
     """`gemm_gguf` with as many bits a weight as the blocks have: products with the codes are exact, scales come after."""
 
     facts: GemmGgufFacts
+    any_order = False
 
     def __init__(self, facts: GemmGgufFacts, native: Native | None = None) -> None:
         super().__init__(facts)
@@ -60,7 +52,7 @@ class NativeGemmGguf(PlainKernel):
         self._gemm = self._native.quant_gemm
 
     def pack(self, weights: Mapping[str, torch.Tensor], out: Any | None = None) -> PackedBlocks:
-        packed = out or PackedBlocks(self.facts, self._native)
+        packed = out or PackedBlocks(self.facts, self._native, self.any_order)
         blocks = weights["weight"].contiguous()
         self._native.quant_pack(packed.handle, blocks.data_ptr(), blocks.shape[1], packed.args.weight)
         if self.facts.bias:
@@ -75,6 +67,12 @@ class NativeGemmGguf(PlainKernel):
         if rows:
             self._gemm(packed.handle, x.data_ptr(), x.stride(0), rows, out.data_ptr(), outer, _threads())
         return out
+
+
+class NativeGemmGgufPrompt(NativeGemmGguf):
+    """The same, by panels of 13-bit integers where rows are many."""
+
+    any_order = True
 
 
 class NativeGemmGgufDecoded(NativeGemm):

@@ -22,6 +22,14 @@ def grid(name: str, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(table.grid.reshape(table.grid_shape).copy()).to(device)
 
 
+@lru_cache(maxsize=16)
+def grid_of(kind: str) -> torch.Tensor | None:
+    """The look-up table of an IQ format as int8 on the host, None for formats without one."""
+    if not kind.startswith(("IQ1", "IQ2", "IQ3")):
+        return None
+    return grid("IQ1_S" if kind == "IQ1_M" else kind, torch.device("cpu")).round().to(torch.int8).contiguous()
+
+
 def iq2_xxs(b: torch.Tensor) -> torch.Tensor:
     words = u32(b[:, 2:]).unflatten(-1, (8, 2))
     index = b[:, 2:].unflatten(-1, (8, 8))[..., :4].int()

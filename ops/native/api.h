@@ -25,6 +25,7 @@ struct PgQuant {
   const void* weight;
   const float* bias;  // padded to groups of 32, or null
   const int8_t* grid;  // of the IQ formats, else null
+  int32_t any_order;   // as in PgGemm
 };
 
 // Static facts of an attention layer. window, chunk: 0 for none. softcap: 0 for none.

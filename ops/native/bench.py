@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from pagoda.ops.native.library import QUANT_KINDS, AttentionArgs, BatchArgs, GemmArgs, Native, PagesArgs, QuantArgs, load
+from pagoda.ops.gguf.i_blocks import grid_of
+from pagoda.ops.native.library import BLOCK_KINDS, AttentionArgs, BatchArgs, GemmArgs, Native, PagesArgs, QuantArgs, load
 
 SHAPES = ((576, 960), (576, 3072), (1536, 576), (2048, 8192), (576, 49152))
 """(inner, outer) of SmolLM2-135M's layers and head, and of a 1B model's feed-forward."""
@@ -53,13 +54,15 @@ def gemm(native: Native, inner: int, outer: int, rows: int, dtype: torch.dtype =
     return f"gemm {rows:5d} × {inner} × {outer}: {'   '.join(cells)}   {times['torch'] / times['ours']:.2f}×"
 
 
-def blocks(native: Native, inner: int, outer: int, rows: int, kind: str = "Q4_1") -> str:
-    """One line: a product with 4 or 8 bit weights, in GB/s of packed weights and GFLOP/s."""
-    args = QuantArgs(inner, outer, QUANT_KINDS[kind], 0, None, None)
+def blocks(native: Native, inner: int, outer: int, rows: int, kind: str = "Q4_1", any_order: bool = True) -> str:
+    """One line: a product with weights in blocks, in GB/s of packed weights and GFLOP/s."""
+    code, table = BLOCK_KINDS[kind], grid_of(kind)
+    grid = None if table is None else table.data_ptr()
+    args = QuantArgs(inner, outer, code, 1, None, None)
     size = native.quant_bytes(ctypes.addressof(args))
     copies = max(1, min(64, _SPREAD // size)) if rows < 64 else 1
     packed = [torch.randint(0, 100, (size,), dtype=torch.uint8) for _ in range(copies)]
-    all_args = [QuantArgs(inner, outer, QUANT_KINDS[kind], 0, weight.data_ptr(), None) for weight in packed]
+    all_args = [QuantArgs(inner, outer, code, 1, weight.data_ptr(), None, grid, any_order) for weight in packed]
     handles, threads = [ctypes.addressof(arg) for arg in all_args], torch.get_num_threads()
     x, out = torch.randn(rows, inner).bfloat16(), torch.empty(rows, outer, dtype=torch.bfloat16)
     run: Callable[[int], object] = lambda call: native.quant_gemm(  # noqa: E731
@@ -103,9 +106,9 @@ def main() -> None:
     for rows in (1, 4, 16, 128, 1024):
         for inner, outer in SHAPES if rows < 1024 else SHAPES[:4]:
             print(gemm(native, inner, outer, rows), flush=True)
-    if native.isa == "avx512bf16":
-        for rows in (1, 16, 1024):
-            print(blocks(native, 576, 3072, rows), blocks(native, 576, 3072, rows, "Q8_0"), sep="\n", flush=True)
+    for rows in (1, 16, 1024):
+        for kind in BLOCK_KINDS:
+            print(blocks(native, 2048, 8192, rows, kind), flush=True)
     for segments in ([(1, 128)], [(1, 2048)], [(1, 256)] * 16, [(1, 1024)] * 32, [(128, 128)], [(1024, 1024)]):
         print(attention(native, segments), flush=True)
 

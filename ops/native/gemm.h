@@ -110,7 +110,9 @@ static void gemm(const PgGemm* g, const void* x, int64_t x_stride, int64_t rows,
   if (rows == 0 || g->outer == 0) return;
   if (g->type == PG_F32) return gemm_threads<F32>(g, (const float*)x, x_stride, rows, (float*)out, out_stride, threads);
 #if PG_DOT8 && !PG_DOT16
-  if (g->any_order && rows >= MANY_ROWS) return int_gemm(g, (const bf16*)x, x_stride, rows, (bf16*)out, out_stride, threads);
+  if (g->any_order && rows >= MANY_ROWS)
+    return int_product(IntShape{g->inner, g->outer, g->bias}, DensePanels{g}, int_step(g->inner), (const bf16*)x, x_stride, rows, (bf16*)out,
+                       out_stride, threads);
 #endif
 #if PG_DOT16
   gemm_threads<Dot16>(g, (const bf16*)x, x_stride, rows, (bf16*)out, out_stride, threads);

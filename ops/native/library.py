@@ -39,7 +39,7 @@ class QuantArgs(Structure):
 
     _fields_ = (
         ("inner", c_int64), ("outer", c_int64), ("kind", c_int32), ("type", c_int32), ("weight", c_void_p), ("bias", c_void_p),
-        ("grid", c_void_p),
+        ("grid", c_void_p), ("any_order", c_int32),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ constexpr int64_t BLOCK = 32;
 struct Format {
   int bits;
   bool minimum;
-  int offset;            // of the codes as they are packed: a number is scale · (code − offset) + minimum
+  int offset, most;      // of the codes as they are packed: a number is scale · (code − offset) + minimum; the largest code
   const uint8_t* table;  // from ggml's 4-bit codes to ours; null: the same
   int64_t half_bytes() const { return bits == 4 ? 256 : 512; }
   int64_t block_bytes() const { return 2 * half_bytes() + 64 + (minimum ? 64 : 0); }
@@ -30,12 +30,12 @@ struct Format {
 static const uint8_t IQ4_NL_CODES[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 
 static const Format FORMATS[] = {
-    {4, false, 8, nullptr},         // Q4_0
-    {4, true, 0, nullptr},          // Q4_1
-    {8, false, 16, nullptr},        // Q5_0
-    {8, true, 0, nullptr},          // Q5_1
-    {8, false, 128, nullptr},       // Q8_0
-    {8, false, 128, IQ4_NL_CODES},  // IQ4_NL
+    {4, false, 8, 15, nullptr},           // Q4_0
+    {4, true, 0, 15, nullptr},            // Q4_1
+    {8, false, 16, 31, nullptr},          // Q5_0
+    {8, true, 0, 31, nullptr},            // Q5_1
+    {8, false, 128, 255, nullptr},        // Q8_0
+    {8, false, 128, 255, IQ4_NL_CODES},   // IQ4_NL
 };
 enum Kind { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL };
 static const int64_t GGML_BYTES[] = {18, 20, 22, 24, 34, 18};
@@ -225,14 +225,16 @@ static void tile8(const Inputs& in, int64_t inner, const uint8_t* codes, int64_t
       for (int n = 0; n < N; n++) dot[r][n] = _mm512_setzero_si512();
 #pragma GCC unroll 2
     for (int part = 0; part < 2; part++) {
-      const int8_t* x = (part ? in.low : in.high) + b * BLOCK;
+      const int8_t* row[R];
+      for (int r = 0; r < R; r++) row[r] = (part ? in.low : in.high) + r * inner + b * BLOCK;
+      keep_addresses(row);
 #pragma GCC unroll 8
       for (int j = 0; j < 8; j++)
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
           __m512i v = _mm512_loadu_si512(codes + n / 2 * code_group + n % 2 * 512 + j * 64);
 #pragma GCC unroll 6
-          for (int r = 0; r < R; r++) dot[r][n] = _mm512_dpbusd_epi32(dot[r][n], v, quad_of(x + r * inner + 4 * j));
+          for (int r = 0; r < R; r++) dot[r][n] = _mm512_dpbusd_epi32(dot[r][n], v, quad_of(row[r] + 4 * j));
         }
       for (int r = 0; part == 0 && r < R; r++)
         for (int n = 0; n < N; n++) dot[r][n] = _mm512_slli_epi32(dot[r][n], 7);
@@ -311,12 +313,76 @@ static void quant_product(const PgQuant* q, const T* x, int64_t x_stride, int64_
   parallel_spans(groups, threads, columns, groups >= 2 * threads ? 2 : 1);
 }
 
+// Panels of integers for prompts: offsets and minima are in them.
+struct BlockPanels {
+  const PgQuant* q;
+
+  // Four inner indices of sixteen columns.
+  PG_INLINE void put_quad(__m512i codes, __m512 scale, __m512 shift, int16_t* out) {
+    __m512i mask = _mm512_set1_epi32(255);
+    for (int pair = 0; pair < 2; pair++) {
+      __m512i even = _mm512_and_si512(_mm512_srli_epi32(codes, 16 * pair), mask);
+      __m512i odd = _mm512_and_si512(_mm512_srli_epi32(codes, 16 * pair + 8), mask);
+      put_pair(_mm512_fmadd_ps(_mm512_cvtepi32_ps(even), scale, shift), _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd), scale, shift),
+               out + pair * 2 * GROUP);
+    }
+  }
+
+  // One block of sixteen columns; a number is scale · code + shift.
+  PG_INLINE void put_block(int bits, const uint8_t* codes, __m512 scale, __m512 shift, int16_t* out) {
+    __m512i low = _mm512_set1_epi8(15);
+    for (int line = 0; line < bits; line++) {
+      __m512i v = _mm512_loadu_si512(codes + line * 64);
+      if (bits == 8) {
+        put_quad(v, scale, shift, out + line * 4 * GROUP);
+      } else {
+        put_quad(_mm512_and_si512(v, low), scale, shift, out + line * 8 * GROUP);
+        put_quad(_mm512_and_si512(_mm512_srli_epi16(v, 4), low), scale, shift, out + line * 8 * GROUP + 4 * GROUP);
+      }
+    }
+  }
+
+  // Up to two blocks of sixteen columns with one scale.
+  void put_span(const Format& f, const uint8_t* w, int half, int64_t blocks, IntPanel to) const {
+    __m512 scale[2], shift[2];
+    __m512i top = _mm512_setzero_si512();
+    for (int64_t b = 0; b < blocks; b++) {
+      const uint8_t* tail = w + b * f.block_bytes() + 2 * f.half_bytes() + half * 32;
+      scale[b] = half_floats(tail);
+      shift[b] = _mm512_fnmadd_ps(scale[b], _mm512_set1_ps((float)f.offset), f.minimum ? half_floats(tail + 64) : _mm512_setzero_ps());
+      __m512 end = _mm512_fmadd_ps(scale[b], _mm512_set1_ps((float)f.most), shift[b]);
+      top = _mm512_max_epi32(top, _mm512_max_epi32(magnitude((vf)shift[b]), magnitude((vf)end)));
+    }
+    __m512 inverse = reciprocal((__m512)top, LARGEST_RIGHT);
+    _mm512_storeu_ps(to.scale + half * W, _mm512_mul_ps((__m512)top, _mm512_set1_ps(1.0f / LARGEST_RIGHT)));
+    for (int64_t b = 0; b < blocks; b++)
+      put_block(f.bits, w + b * f.block_bytes() + half * f.half_bytes(), _mm512_mul_ps(scale[b], inverse), _mm512_mul_ps(shift[b], inverse),
+                to.w + half * 2 * W + b * BLOCK * GROUP);
+    clear_pairs(blocks * BLOCK / 2, to.w + half * 2 * W);
+  }
+
+  void operator()(int64_t group, int64_t k, int64_t depth, IntPanel to) const {
+    const Format& f = FORMATS[q->kind];
+    const uint8_t* w = (const uint8_t*)q->weight + (group * (q->inner / BLOCK) + k / BLOCK) * f.block_bytes();
+    for (int64_t s = 0; s < depth; s += SPAN, w += SPAN / BLOCK * f.block_bytes(), to.w += SPAN * GROUP, to.scale += GROUP)
+      for (int half = 0; half < 2; half++) put_span(f, w, half, (depth - s < SPAN ? depth - s : SPAN) / BLOCK, to);
+  }
+};
+
+template <class T>
+static void quant_typed(const PgQuant* q, const T* x, int64_t x_stride, int64_t rows, T* out, int64_t out_stride, int threads) {
+  if (q->any_order && rows >= MANY_ROWS)
+    int_product(IntShape{q->inner, q->outer, q->bias}, BlockPanels{q}, int_step(q->inner), x, x_stride, rows, out, out_stride, threads);
+  else
+    quant_product(q, x, x_stride, rows, out, out_stride, threads);
+}
+
 static void quant_gemm(const PgQuant* q, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads) {
   if (q->kind >= FIRST_SUPER) return super_gemm(q, x, x_stride, rows, out, out_stride, threads);
   if (q->type == PG_F32)
-    quant_product(q, (const float*)x, x_stride, rows, (float*)out, out_stride, threads);
+    quant_typed(q, (const float*)x, x_stride, rows, (float*)out, out_stride, threads);
   else
-    quant_product(q, (const bf16*)x, x_stride, rows, (bf16*)out, out_stride, threads);
+    quant_typed(q, (const bf16*)x, x_stride, rows, (bf16*)out, out_stride, threads);
 }
 
 #endif

@@ -356,8 +356,11 @@ static void super_tile(const SuperRows& in, int64_t inner, const Panel* p, float
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++)
     for (int n = 0; n < 2; n++) acc[r][n] = add ? _mm512_loadu_ps(c + r * GROUP + n * W) : _mm512_setzero_ps();
+  const int16_t* row[R];
   for (int s = 0; s < SUPER / RUN; s++, x += RUN) {
     const int16_t* w = p->code + s * RUN / 2 * LINE;
+    for (int r = 0; r < R; r++) row[r] = x + r * inner;
+    keep_addresses(row);
     __m512i dot[R][2];
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) dot[r][0] = dot[r][1] = _mm512_setzero_si512();
@@ -367,7 +370,7 @@ static void super_tile(const SuperRows& in, int64_t inner, const Panel* p, float
 #pragma GCC unroll 6
       for (int r = 0; r < R; r++) {
         int32_t pair;
-        memcpy(&pair, x + r * inner + 2 * k, 4);
+        memcpy(&pair, row[r] + 2 * k, 4);
         __m512i both = _mm512_set1_epi32(pair);
         dot[r][0] = _mm512_dpwssd_epi32(dot[r][0], w0, both);
         dot[r][1] = _mm512_dpwssd_epi32(dot[r][1], w1, both);
@@ -421,6 +424,47 @@ struct SuperInputs {
   }
 };
 
+// Panels of integers for prompts: the numbers of a super-block, whatever its kind, with one scale for 64 inner indices.
+struct SuperPanels {
+  const PgQuant* q;
+
+  // `pairs` of one run: sixteen columns of 32-bit lanes that hold two codes each.
+  PG_INLINE void numbers(const int16_t* code, __m512 scale, __m512 shift, __m512* even, __m512* odd) {
+    __m512i v = _mm512_load_si512(code);
+    *even = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(v, 16), 16)), scale, shift);
+    *odd = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_srai_epi32(v, 16)), scale, shift);
+  }
+
+  void put_span(const SuperFormat& f, const Panel& p, int span, int half, IntPanel to) const {
+    const int16_t* code = p.code + span * SPAN * GROUP + half * 2 * W;
+    const float *scale = p.scale + span * SPAN / f.run * GROUP + half * W, *minimum = p.minimum + span * SPAN / f.run * GROUP + half * W;
+    __m512i top = _mm512_setzero_si512();
+    __m512 even, odd;
+    for (int i = 0; i < SPAN / 2; i++) {
+      int run = 2 * i / f.run * GROUP;
+      numbers(code + i * LINE, _mm512_load_ps(scale + run), f.minimum ? _mm512_load_ps(minimum + run) : _mm512_setzero_ps(), &even, &odd);
+      top = _mm512_max_epi32(top, _mm512_max_epi32(magnitude((vf)even), magnitude((vf)odd)));
+    }
+    __m512 inverse = reciprocal((__m512)top, LARGEST_RIGHT);
+    _mm512_storeu_ps(to.scale + half * W, _mm512_mul_ps((__m512)top, _mm512_set1_ps(1.0f / LARGEST_RIGHT)));
+    for (int i = 0; i < SPAN / 2; i++) {
+      int run = 2 * i / f.run * GROUP;
+      numbers(code + i * LINE, _mm512_mul_ps(_mm512_load_ps(scale + run), inverse),
+              f.minimum ? _mm512_mul_ps(_mm512_load_ps(minimum + run), inverse) : _mm512_setzero_ps(), &even, &odd);
+      put_pair(even, odd, to.w + half * 2 * W + i * 2 * GROUP);
+    }
+  }
+
+  void operator()(int64_t group, int64_t k, int64_t, IntPanel to) const {
+    const SuperFormat& f = super_format(q->kind);
+    SuperParts at = super_parts(q->kind);
+    Panel* panel = (Panel*)scratch<11>(sizeof(Panel));
+    expand_super(q, f, at, (const uint8_t*)q->weight + (group * (q->inner / SUPER) + k / SUPER) * at.size, panel);
+    for (int span = 0; span < SUPER / SPAN; span++, to.w += SPAN * GROUP, to.scale += GROUP)
+      for (int half = 0; half < 2; half++) put_span(f, *panel, span, half, to);
+  }
+};
+
 #else
 
 template <class T>
@@ -471,6 +515,10 @@ static void super_part(const PgQuant* q, const SuperInputs<T>& in, int64_t rows,
 
 template <class T>
 static void super_product(const PgQuant* q, const T* x, int64_t x_stride, int64_t rows, T* out, int64_t out_stride, int threads) {
+#if PG_DOT8
+  if (q->any_order && rows >= MANY_ROWS)
+    return int_product(IntShape{q->inner, q->outer, q->bias}, SuperPanels{q}, SUPER, x, x_stride, rows, out, out_stride, threads);
+#endif
   SuperInputs<T> in(super_format(q->kind), x, x_stride, rows, q->inner, threads);
   int64_t groups = (q->outer + GROUP - 1) / GROUP;
   if (groups < threads) threads = (int)groups;

@@ -67,6 +67,13 @@ PG_INLINE void store(bf16* p, vf v) {
 #endif
 }
 
+// One register for each address: compilers else compute, and store, one for every place that an unrolled loop reads.
+template <class T, int R>
+PG_INLINE void keep_addresses(const T* (&address)[R]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) asm("" : "+r"(address[r]));
+}
+
 PG_INLINE float to_float(float x) { return x; }
 PG_INLINE float to_float(bf16 x) {
   uint32_t bits = (uint32_t)x << 16;

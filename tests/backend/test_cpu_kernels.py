@@ -16,11 +16,11 @@ from pagoda.backends.cpu.kernels_more import PackedBlocks
 from pagoda.hal.kernel import Kernel, Needs
 from pagoda.ops.attention import PagedBatch
 from pagoda.ops.cases.attention import attention_case, facts_of
-from pagoda.ops.cases.linear_gguf import draw_blocks
+from pagoda.ops.cases.linear_gguf import draw_blocks, true_numbers
 from pagoda.ops.check import check_kernel
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_gguf import GemmGgufFacts
-from pagoda.ops.native.library import ISAS, SUPER_KINDS, available, here, load
+from pagoda.ops.native.library import ISAS, QUANT_KINDS, SUPER_KINDS, available, here, load
 from pagoda.ops.op import Case
 from pagoda.ops.registry import ALL_OPS
 
@@ -85,6 +85,28 @@ def test_super_blocks_match_oracle_on_every_instruction_set(isa: str, dtype: str
     report = check_kernel(bound, ALL_OPS["gemm_gguf"], dtype=dtype, seed=3, info=INFO)
     assert report.ran >= 4 * len(SUPER_KINDS), report.refused
     assert not report.failures, str(report)
+
+
+@pytest.mark.parametrize(
+    ("kind", "isa"),
+    [(kind, isa) for kind in QUANT_KINDS for isa in here() if isa in ("avx512bf16", "avx512vnni")]  # blocks of 32 need its dot product
+    + [(kind, isa) for kind in ("Q2_K", "Q6_K", "IQ4_XS", "IQ3_S") for isa in here()],
+)
+def test_prompts_in_blocks_match_oracle_at_ragged_shapes(kind: str, isa: str) -> None:
+    """Panels that end within a span, several panels, several blocks of rows, columns that fill no group, strided rows, a bias."""
+    large = kind in SUPER_KINDS
+    kernel = KERNELS["gemm_gguf=native_super_prompt" if large else "gemm_gguf=native_prompt"]
+    gen = torch.Generator().manual_seed(4)
+    for rows, inner, outer in ((64, 256, 1), (71, 1280, 40), (130, 512, 65)) if large else ((64, 32, 1), (71, 608, 40), (397, 1568, 65)):
+        facts = GemmGgufFacts("bfloat16", kind, inner, outer, bias=True)
+        blocks, bias = draw_blocks(gen, kind, outer, inner), torch.randn(outer, generator=gen).bfloat16()
+        wide = torch.randn(rows, inner + 8, generator=gen).bfloat16()
+        run = ForIsa(**{**vars(kernel), "name": isa}).load(facts)
+        out = run.run(run.pack({"weight": blocks, "bias": bias}), wide[:, :inner])
+        weight = torch.from_numpy(true_numbers(blocks, kind))
+        expected = wide[:, :inner].double() @ weight.T + bias.double()
+        size = (wide[:, :inner].double().square() @ weight.square().T).sqrt()  # what a sum of independent terms is like
+        assert ((out.double() - expected).abs() <= 2**-8 * expected.abs() + 2**-9 * size + 2**-7).all(), (rows, inner, outer)
 
 
 @pytest.mark.parametrize("kind", sorted(SUPER_KINDS))
