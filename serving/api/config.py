@@ -10,7 +10,8 @@ from pagoda.hal.errors import ConfigError
 from pagoda.serving.engine.config import Flag
 
 _LIMITS = (
-    "max_num_queued_reqs", "max_num_queued_tokens", "max_request_bytes", "max_prompts", "key_max_requests", "key_requests_per_minute"
+    "max_num_queued_reqs", "max_num_queued_tokens", "max_request_bytes", "max_prompts", "key_max_requests", "key_requests_per_minute",
+    "api_server_count",
 )  # fmt: skip
 
 
@@ -21,6 +22,9 @@ class ServerConfig:
     host: Annotated[str, Flag("Address to listen on.", section="Server")] = "0.0.0.0"
     port: Annotated[int, Flag("Port to listen on; 0 takes a free one.")] = 8000
     uds: Annotated[str | None, Flag("Path of a Unix socket to listen on instead of host and port.")] = None
+    api_server_count: Annotated[
+        int, Flag("Processes that take requests and make text, all for one engine, where one cannot keep up with it.", ("-asc",))
+    ] = 1
     grpc_port: Annotated[int | None, Flag("Port of the gRPC service, beside HTTP; 0 takes a free one.")] = None
     served_model_name: Annotated[
         tuple[str, ...], Flag("Names that requests may use for the model; the first is the one in replies.", metavar="NAME")
@@ -109,6 +113,18 @@ class ServerConfig:
         if any(not key for key in self.api_key):
             raise ConfigError("api_key is empty: give a key, or leave the flag out to let everybody in")
         self._check_tls()
+        self._check_processes()
+
+    def _check_processes(self) -> None:
+        if self.api_server_count == 1:
+            return
+        for name in ("key_max_requests", "key_requests_per_minute"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{name} is counted in one process, and api_server_count={self.api_server_count}: use one, or limit clients in a proxy"
+                )
+        # the next turn of a conversation may reach another process
+        object.__setattr__(self, "max_stored_responses", 0)
 
     def _check_tls(self) -> None:
         if self.ssl_cert_reqs not in (0, 1, 2):

@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
 from pagoda.models.loading.reference import resolve
 from pagoda.serving.api.address import bind, bind_grpc, check_tls
 from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.fronts import Fronts
 from pagoda.serving.api.keys import keys_of
 from pagoda.serving.api.logs import set_up_logging
+from pagoda.serving.api.parts import load_text, made_service
 from pagoda.serving.api.server import Addresses, Server, run_loop
 from pagoda.serving.api.service import ModelCard, Service
 from pagoda.serving.api.tracing_of import endpoint_of
 from pagoda.serving.engine.child import Child
-from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.zmq_client import ZmqClient
 from pagoda.serving.frontend.generation_config import server_defaults
-from pagoda.serving.frontend.load import text_of
 from pagoda.serving.frontend.structured.starter import structured_starter
 from pagoda.serving.frontend.text import TextFrontend
 
@@ -55,7 +55,7 @@ def card_of(engine_config: EngineConfig, server_config: ServerConfig) -> ModelCa
 async def open_service(engine_config: EngineConfig, server_config: ServerConfig, card: ModelCard, child: Child | None) -> Service:
     """The model's engine, loaded in a process of its own, and its text side."""
     client, text = await _load(replace(engine_config, model=card.root), server_config, child)
-    return Service(client, text, card, server_config)
+    return made_service(client, text, card, server_config)
 
 
 async def _serve(
@@ -69,36 +69,36 @@ async def _serve(
     loading = asyncio.current_task()
     assert loading is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, loading.cancel)
-    try:
-        service = await open_service(engine_config, server_config, card, child)
-    except asyncio.CancelledError:
-        log.warning("ended while loading")
-        return TERMINATED
     settings = shown_settings(engine_config, server_config)
-    return await Server(service, addresses, settings, stats=not engine_config.disable_log_stats, started=started).run()
+    async with AsyncExitStack() as stack:
+        fronts = None
+        if server_config.api_server_count > 1:
+            log.warning("several API processes: answers of /v1/responses are not kept, and `previous_response_id` finds none")
+            fronts = Fronts(replace(engine_config, model=card.root), server_config, card, addresses.http, settings)
+            stack.push_async_callback(fronts.close, 0)
+        try:
+            client, text = await _load(replace(engine_config, model=card.root), server_config, child)
+            stack.push_async_callback(client.close)
+            if fronts is not None:
+                await fronts.join(client)
+        except asyncio.CancelledError:
+            log.warning("ended while loading")
+            return TERMINATED
+        service = made_service(client, text, card, server_config, fronts.tally if fronts is not None else None)
+        stats = not engine_config.disable_log_stats
+        return await Server(service, addresses, settings, stats=stats, started=started, fronts=fronts).run()
 
 
-async def _load(engine_config: EngineConfig, server_config: ServerConfig, child: Child | None) -> tuple[EngineClient, TextFrontend]:
+async def _load(engine_config: EngineConfig, server_config: ServerConfig, child: Child | None) -> tuple[ZmqClient, TextFrontend]:
     """Engine and text side at the same time; an error of either ends the other."""
     engine = asyncio.create_task(ZmqClient.start(structured_starter(engine_config), child))
     try:
-        text = await asyncio.to_thread(_text, engine_config, server_config)
+        text = await asyncio.to_thread(load_text, engine_config, server_config)
         return await engine, text
     except BaseException:
         engine.cancel()
         await asyncio.wait([engine])
         raise
-
-
-def _text(engine_config: EngineConfig, server_config: ServerConfig) -> TextFrontend:
-    return text_of(
-        engine_config,
-        chat_template=server_config.chat_template,
-        content_format=server_config.chat_template_content_format,
-        template_defaults=server_config.default_chat_template_kwargs,
-        tool_call_parser=server_config.tool_call_parser,
-        reasoning_parser=server_config.reasoning_parser,
-    )
 
 
 def shown_settings(engine_config: EngineConfig, server_config: ServerConfig) -> dict[str, Any]:

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from pagoda.serving.api.shared_metrics import metrics_folder
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats
 from pagoda.serving.frontend.text_deltas import TextDelta
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 LABELS = ("model_name", "engine")
@@ -74,6 +76,15 @@ class _EngineCollector(Collector):
         yield by_place
 
 
+def _merged_registry() -> CollectorRegistry | None:
+    """Of all API processes together; None where there is one."""
+    if (folder := metrics_folder()) is None:
+        return None
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
+    return registry
+
+
 class Metrics:
     """One server's registry. Requests are measured through `timer`, engine numbers come with each `render`."""
 
@@ -81,7 +92,8 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._values = (model, engine)
         self._engine = _EngineCollector(self._values)
-        self._registry.register(self._engine)  # type: ignore[no-untyped-call]
+        self._scraped = _merged_registry() or self._registry
+        self._scraped.register(self._engine)  # type: ignore[no-untyped-call]
         self.histograms = {
             name: Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self._registry).labels(*self._values)
             for name, (text, buckets) in _HISTOGRAMS.items()
@@ -95,7 +107,7 @@ class Metrics:
     def describe_cache(self, facts: EngineFacts) -> None:
         """Publish the shape of the KV pool, once."""
         names = (*LABELS[1:], "block_size", "num_gpu_blocks")
-        info = Gauge("vllm:cache_config_info", "Shape of the KV pool.", names, registry=self._registry)
+        info = Gauge("vllm:cache_config_info", "Shape of the KV pool.", names, registry=self._registry, multiprocess_mode="mostrecent")
         info.labels(self._values[1], str(facts.tokens_per_page), str(facts.num_pages)).set(1)
 
     def timer(self, request: EngineRequest) -> RequestTimer:
@@ -110,7 +122,7 @@ class Metrics:
     def render(self, stats: EngineStats) -> bytes:
         """The text exposition with this snapshot of the engine."""
         self._engine.stats = stats
-        return generate_latest(self._registry)
+        return generate_latest(self._scraped)
 
 
 @dataclass

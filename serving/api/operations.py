@@ -49,7 +49,7 @@ class Operations:
         return _json({"version": self._version})
 
     async def load(self, request: Request) -> Response:
-        return _json({"server_load": self._service.load})
+        return _json({"server_load": self._service.server_load})
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._service.metrics.render(await self._stats()), media_type=CONTENT_TYPE_LATEST)

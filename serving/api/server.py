@@ -27,6 +27,7 @@ except ImportError:  # not on Windows
     uvloop = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
+    from pagoda.serving.api.fronts import Fronts
     from pagoda.serving.api.grpc.server import GrpcServer
 
 log = logging.getLogger("pagoda.api")
@@ -70,12 +71,16 @@ class Server:
         *,
         stats: bool = True,
         started: float | None = None,
+        on_ready: Callable[[], None] | None = None,
+        fronts: Fronts | None = None,
     ) -> None:
-        """`started` (of `time.monotonic`): when the start began that the ready line tells the length of."""
+        """`started` (of `time.monotonic`): when the start began that the ready line tells the length of; `on_ready` is called instead of
+        telling it. `fronts`: further API processes, which stop with this one."""
         self._service, self._addresses, self._stats = service, addresses, stats
         self._started = time.monotonic() if started is None else started
-        self._http = UvicornServer(uvicorn_config(service.config, build_app(service, settings)), self._say_ready)
+        self._http = UvicornServer(uvicorn_config(service.config, build_app(service, settings)), on_ready or self._say_ready)
         self._grpc = _grpc_server(service, addresses.grpc) if addresses.grpc is not None else None
+        self._fronts = fronts
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -95,6 +100,8 @@ class Server:
             for task in (*tasks, stop):
                 task.cancel()
             await asyncio.gather(*tasks, stop, return_exceptions=True)
+            if self._fronts is not None:
+                await self._fronts.close(ABORT_GRACE)
             await self._service.client.close()
             self._service.close()
             if self._service.config.uds:
@@ -105,6 +112,8 @@ class Server:
         self._service.draining = self._service.draining or self._service.dead is None
         if self._grpc is not None:
             await self._grpc.refuse()
+        if self._fronts is not None:
+            self._fronts.stop() if self._service.dead is None else self._fronts.engine_died(self._service.dead)
         if self._service.dead is not None:
             log.error("the engine died: %s", self._service.dead)
             await self._until_idle(ABORT_GRACE)
@@ -118,18 +127,23 @@ class Server:
 
     async def _drain(self) -> None:
         timeout = self._service.config.shutdown_timeout
-        if self._service.load:
-            log.info("draining: %d requests may run on for %g s; new ones get 503", self._service.load, timeout)
+        if self._load:
+            log.info("draining: %d requests may run on for %g s; new ones get 503", self._load, timeout)
             await self._until_idle(timeout)
-        if self._service.load:
-            log.warning("aborting %d requests that did not finish in time", self._service.load)
+        if self._load:
+            log.warning("aborting %d requests that did not finish in time", self._load)
             await self._service.abort_all()
             self._hurry.clear()
             await self._until_idle(ABORT_GRACE)
 
+    @property
+    def _load(self) -> int:
+        """What has to end before the engine may."""
+        return self._service.load if self._fronts is None else self._service.server_load
+
     async def _until_idle(self, timeout: float) -> None:
         end = time.monotonic() + timeout
-        while self._service.load and time.monotonic() < end and not self._hurry.is_set():
+        while self._load and time.monotonic() < end and not self._hurry.is_set():
             await asyncio.sleep(0.02)
 
     async def _watch_engine(self) -> None:
@@ -143,11 +157,14 @@ class Server:
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self.stop)
 
-    def _on_signal(self) -> None:
+    def stop(self) -> None:
+        """Drain and end; called again, hurry."""
         if self._stop.is_set():
             self._hurry.set()
+            if self._fronts is not None:
+                self._fronts.stop()
         self._stop.set()
 
     def _say_ready(self) -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from pagoda.hal.errors import EngineDeadError, NotFoundError, PagodaError, RequestError
-from pagoda.serving.api.adapters import cards_of
+from pagoda.serving.api.adapters import AdapterCard, cards_of
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.errors import DrainingError, OverloadedError, RequestTimeoutError
 from pagoda.serving.api.key_limits import KeyLimits
 from pagoda.serving.api.metrics import Metrics
+from pagoda.serving.api.tally import Tally
 from pagoda.serving.api.tracing_of import tracing_of
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
@@ -56,7 +57,8 @@ class ModelCard:
 class Service:
     """Runs requests: admission, text, metrics, and the server's state (serving, draining, dead)."""
 
-    def __init__(self, client: EngineClient, text: TextFrontend, card: ModelCard, config: ServerConfig) -> None:
+    def __init__(self, client: EngineClient, text: TextFrontend, card: ModelCard, config: ServerConfig, tally: Tally | None = None) -> None:
+        """`tally`: shared with the other API processes of this server, where there are some."""
         self.client, self.text, self.card, self.config = client, text, card, config
         self.processor = Processor(text, client.facts, card.sampling_defaults)
         self.metrics = Metrics(card.names[0])
@@ -65,6 +67,7 @@ class Service:
         self.adapters = cards_of(client.facts.adapters, card.names)
         self.draining = False
         self.dead: str | None = None
+        self._tally = tally or Tally()
         self._live: dict[str, int] = {}
         self._queued: dict[str, int] = {}
         self._late: set[str] = set()
@@ -75,8 +78,19 @@ class Service:
 
     @property
     def load(self) -> int:
-        """Requests in the engine on behalf of clients."""
+        """Requests in the engine on behalf of this process's clients."""
         return len(self._live)
+
+    @property
+    def server_load(self) -> int:
+        """Those of all API processes of this server."""
+        return self._tally.running
+
+    def take_adapters(self, loaded: Iterable[tuple[str, str, str | None]]) -> None:
+        """These are loaded from now on, whoever did it."""
+        cards = {name: AdapterCard(name, path, parent or self.card.names[0]) for name, path, parent in loaded}
+        old = self.adapters
+        self.adapters = {name: old[name] if name in old and old[name].root == card.root else card for name, card in cards.items()}
 
     def check_model(self, name: str | None) -> str:
         """The name for the reply. Raises `NotFoundError` for a model that is not served; none means the served one."""
@@ -143,6 +157,7 @@ class Service:
         finally:
             self._live.pop(request.request_id, None)
             self._queued.pop(request.request_id, None)
+            self._count()
             self._late.discard(request.request_id)
             if limit is not None:
                 limit.cancel()
@@ -170,20 +185,21 @@ class Service:
 
     def _started(self, request_id: str) -> None:
         if self._queued.pop(request_id, None) is not None:
+            self._count()
             now = time.monotonic()
             self._pace += 0.1 * (min(now - self._last_start, 10.0) - self._pace)
             self._last_start = now
 
     @property
     def _queue_seconds(self) -> int:
-        return max(1, min(60, round(len(self._queued) * self._pace)))
+        return max(1, min(60, round(self._tally.queued * self._pace)))
 
     def _admit(self, request: EngineRequest) -> None:
         self.check_open()
         # an empty queue takes any request, or a large one would never be served
         for limit, asked, waiting, unit in (
-            (self.config.max_num_queued_reqs, 1, len(self._queued), "requests"),
-            (self.config.max_num_queued_tokens, len(request.prompt), sum(self._queued.values()), "prompt tokens"),
+            (self.config.max_num_queued_reqs, 1, self._tally.queued, "requests"),
+            (self.config.max_num_queued_tokens, len(request.prompt), self._tally.tokens, "prompt tokens"),
         ):
             if limit is not None and 0 < waiting > limit - asked:
                 self.metrics.rejected()
@@ -194,6 +210,10 @@ class Service:
                     retry_after=self._queue_seconds,
                 )
         self._live[request.request_id] = self._queued[request.request_id] = len(request.prompt)
+        self._count()
+
+    def _count(self) -> None:
+        self._tally.write(len(self._queued), sum(self._queued.values()), len(self._live))
 
     def engine_died(self, reason: str) -> None:
         """Remember why; from here on health and every request answer 503."""

@@ -8,6 +8,7 @@ from importlib import import_module
 
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.logs import set_up_logging
+from pagoda.serving.api.shared_metrics import shared_metrics
 from pagoda.serving.cli.compat import foreign
 from pagoda.serving.cli.flags import Parser, build
 from pagoda.serving.cli.words import with_model
@@ -22,7 +23,8 @@ def run(argv: Sequence[str]) -> int:
     set_up_logging(server_config)  # before the child, which logs alike
     child = engine_child()  # torch is the longest import of a start: the server's own run beside it
     try:
-        return int(import_module("pagoda.serving.api.launch").run(engine_config, server_config, started, child))
+        with shared_metrics(server_config.api_server_count > 1):
+            return int(import_module("pagoda.serving.api.launch").run(engine_config, server_config, started, child))
     finally:
         child.kill()
 

@@ -31,14 +31,15 @@ class Child:
 
     Args:
         target: what it runs. name: how errors call it. early: modules to import before it is told anything.
+        descriptors: open files that it inherits, under the same numbers.
     """
 
-    def __init__(self, target: str, name: str, early: tuple[str, ...] = ()) -> None:
+    def __init__(self, target: str, name: str, early: tuple[str, ...] = (), descriptors: tuple[int, ...] = ()) -> None:
         self.name = name
         self.connection, theirs = Pipe()
         code = _BOOT.format(path=sys.path, descriptor=theirs.fileno(), target=target, log=_log_settings(), early=early)
         command = [sys.executable, "-c", code]
-        self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True)
+        self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(), *descriptors), stdin=subprocess.DEVNULL, start_new_session=True)
         theirs.close()
 
     def death(self) -> EngineDeadError:

@@ -81,6 +81,7 @@ class EngineCore:
             "fork": scheduler.fork,
             "load_adapter": self._adapters.load,
             "unload_adapter": self._adapters.unload,
+            "adapters": lambda: [tuple(one.module) for one in scheduler.adapters.loaded.values()],
             "stats": self._stats,
             "memory": lambda: executor.collective("memory"),
         }

@@ -31,6 +31,20 @@ class Call(msgspec.Struct, tag=True, array_like=True):
     arguments: dict[str, Any]
 
 
+class Join(msgspec.Struct, tag=True, array_like=True):
+    """Another client is there: where it sends requests to, and where it waits for answers."""
+
+    name: str
+    requests: str
+    answers: str
+
+
+class Leave(msgspec.Struct, tag=True, array_like=True):
+    """A client that joined is gone: end its requests, and send it nothing more."""
+
+    name: str
+
+
 class ErrorRecord(msgspec.Struct, array_like=True):
     """An error of our tree by its class's name."""
 
@@ -61,8 +75,14 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
     error: ErrorRecord | None = None
 
 
-ToEngine = Submit | Abort | Call
-FromEngine = Deltas | Rejected | Answer
+class Adapters(msgspec.Struct, tag=True, array_like=True):
+    """Those that are loaded from now on: name, folder, parent."""
+
+    loaded: list[tuple[str, str, str | None]]
+
+
+ToEngine = Submit | Abort | Call | Join | Leave
+FromEngine = Deltas | Rejected | Answer | Adapters
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -22,6 +22,7 @@ from pagoda.serving.engine.executors.multiproc import MultiprocExecutor
 from pagoda.serving.engine.inprocess_client import Engine
 from pagoda.serving.engine.messages import EngineRequest, FinishReason
 from pagoda.serving.engine.runner import Runner
+from pagoda.serving.engine.wire_client import WireClient
 from pagoda.serving.engine.zmq_client import ZmqClient
 from toy import ToyModel, dense_greedy, toy_engine, toy_request, toy_runner
 
@@ -67,6 +68,32 @@ async def test_tokens_stats_and_orderly_end(client: ZmqClient) -> None:
     await client.close()
     assert gone(pid) and client._child.process.returncode == 0
     await client.close()
+
+
+async def test_another_client_joins_and_what_it_left_behind_ends(client: ZmqClient) -> None:
+    client.admit("-1")
+    other = WireClient(client.folder, "-1")
+    other.connect(client.facts)
+    prompts = [PROMPT, [9, 8, 7], [50] * 40, [3, 4]]
+    answers = await asyncio.gather(
+        *((ask(one, toy_request(f"{one is other}{i}", prompt, 20))) for i, prompt in enumerate(prompts) for one in (client, other))
+    )
+    assert answers == [dense_greedy(ToyModel(), prompt, 20) for prompt in prompts for _ in range(2)]
+    with pytest.raises(RequestError, match="no control call"):
+        await other.call("unknown")
+    lost = [asyncio.ensure_future(ask(other, toy_request(f"lost{i}", PROMPT, 100_000, ignore_eos=True))) for i in range(2)]
+    kept = asyncio.ensure_future(ask(client, toy_request("kept", PROMPT, 40)))
+    while (await client.stats()).running < 2:
+        await asyncio.sleep(0.01)
+    client.dismiss("-1")
+    assert await kept == dense_greedy(ToyModel(), PROMPT, 40)
+    while (await client.stats()).running:
+        await asyncio.sleep(0.01)
+    assert (await client.stats()).finished["abort"] == 2
+    for task in lost:
+        task.cancel()
+    await asyncio.gather(*lost, return_exceptions=True)
+    await other.close()
 
 
 async def test_everything_crosses_and_comes_back(client: ZmqClient) -> None:

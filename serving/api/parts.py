@@ -1,0 +1,30 @@
+"""What every API process of a server makes for itself: the text side of the model, and the service over a client of the engine."""
+
+from __future__ import annotations
+
+from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.service import ModelCard, Service
+from pagoda.serving.api.tally import Tally
+from pagoda.serving.engine.config import EngineConfig
+from pagoda.serving.engine.wire_client import WireClient
+from pagoda.serving.frontend.load import text_of
+from pagoda.serving.frontend.text import TextFrontend
+
+
+def load_text(engine_config: EngineConfig, server_config: ServerConfig) -> TextFrontend:
+    """Tokenizer, templates and parsers."""
+    return text_of(
+        engine_config,
+        chat_template=server_config.chat_template,
+        content_format=server_config.chat_template_content_format,
+        template_defaults=server_config.default_chat_template_kwargs,
+        tool_call_parser=server_config.tool_call_parser,
+        reasoning_parser=server_config.reasoning_parser,
+    )
+
+
+def made_service(client: WireClient, text: TextFrontend, card: ModelCard, config: ServerConfig, tally: Tally | None = None) -> Service:
+    """Over a connected client; hears of adapters that other processes load."""
+    service = Service(client, text, card, config, tally)
+    client.on_adapters = service.take_adapters
+    return service

@@ -1,0 +1,125 @@
+"""A client of an engine in another process, over ZMQ in the caller's asyncio loop: requests out, deltas and answers in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+from pagoda.hal.errors import EngineDeadError, PagodaError
+from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats, RequestDelta
+from pagoda.serving.engine.streams import Streams
+from pagoda.serving.engine.wire import (
+    Abort,
+    Adapters,
+    Answer,
+    Call,
+    Deltas,
+    Rejected,
+    Submit,
+    ToEngine,
+    decode_from_engine,
+    encode,
+    error_of,
+)
+
+LoadedAdapters = list[tuple[str, str, str | None]]
+
+
+class WireClient:
+    """See `EngineClient`. Its two sockets are files in `folder`; the engine is told of them by the client that started it.
+
+    Attributes:
+        on_adapters: called with all adapters whenever any client has loaded or unloaded one.
+    """
+
+    facts: EngineFacts
+
+    def __init__(self, folder: Path, name: str = "") -> None:
+        self._loop = asyncio.get_running_loop()
+        self._streams = Streams()
+        self.requests_address, self.answers_address = (f"ipc://{folder / (kind + name)}" for kind in ("requests", "answers"))
+        self.on_adapters: Callable[[LoadedAdapters], None] = lambda loaded: None
+        self._context = zmq.Context()
+        self._requests: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
+        self._answers = zmq.asyncio.Context(self._context).socket(zmq.PULL)
+        for socket in (self._requests, self._answers):
+            socket.set_hwm(0)  # nothing is dropped, no send waits: the scheduler bounds what is under way
+        self._answers.bind(self.answers_address)
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._number = 0
+        self._receiver: asyncio.Task[None] | None = None
+
+    def connect(self, facts: EngineFacts) -> None:
+        """The engine has loaded."""
+        self.facts = facts
+        self._requests.connect(self.requests_address)
+        self._receiver = asyncio.create_task(self._receive())
+
+    async def generate(self, request: EngineRequest, patient: bool = False) -> AsyncIterator[RequestDelta]:
+        submit, abort = (lambda one: self.send(Submit(one))), (lambda ids: self.send(Abort(ids)))
+        async with contextlib.aclosing(self._streams.generate(request, submit, abort, patient)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def abort(self, request_ids: list[str], sequence: int | None = None) -> None:
+        self.send(Abort(request_ids, sequence))
+
+    async def stats(self) -> EngineStats:
+        return msgspec.convert(await self.call("stats"), EngineStats)
+
+    async def health(self) -> None:
+        self._streams.check()
+
+    async def call(self, method: str, **arguments: object) -> Any:
+        self._streams.check()
+        self._number += 1
+        future = self._calls[self._number] = self._loop.create_future()
+        self.send(Call(self._number, method, arguments))
+        return await future
+
+    async def close(self) -> None:
+        self.fail(EngineDeadError("the engine was closed"))
+        if self._receiver is not None:
+            self._receiver.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._receiver
+        self._requests.close(linger=0)
+        self._answers.close(linger=0)
+        self._context.term()
+
+    def send(self, message: ToEngine) -> None:
+        if not self._requests.closed:
+            self._requests.send(encode(message), zmq.NOBLOCK)
+
+    def fail(self, error: EngineDeadError) -> None:
+        """The engine has ended: whoever waits is told, and whoever comes."""
+        self._streams.fail(error)
+        for number in list(self._calls):
+            self._answer(number, None, error)
+
+    async def _receive(self) -> None:
+        while True:
+            match decode_from_engine(await self._answers.recv()):
+                case Deltas(deltas):
+                    self._streams.deliver(deltas)
+                case Rejected(request_id, error):
+                    self._streams.reject(request_id, error_of(error))
+                case Answer(number, value, error):
+                    self._answer(number, value, error_of(error) if error is not None else None)
+                case Adapters(loaded):
+                    self.on_adapters(loaded)
+
+    def _answer(self, number: int, value: Any, error: PagodaError | None) -> None:
+        future = self._calls.pop(number, None)
+        if future is None or future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
