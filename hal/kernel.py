@@ -102,6 +102,7 @@ class Kernel:
         rank: measured preference for these facts (a lookup in a table that a benchmark in the tree makes); highest wins.
         claims: what conformance may hold it to: "batch_invariant", "capturable".
         packed_bytes: bytes that `pack` keeps of one use, when it keeps tensors of its own and none of its inputs.
+        layout: names how `pack` lays weights out, where uses of one table may share them: the other's run then takes `share(packed)`.
         needs_host_lengths: `plan` reads exact lengths on the host, which bars multi-step replays.
         eps: relative spacing of the numbers it computes with, where that is coarser than the dtype's (inputs made integers).
     """
@@ -114,6 +115,7 @@ class Kernel:
     rank: Callable[[Any], float] | float = 0.0
     claims: frozenset[str] = frozenset()
     packed_bytes: Callable[[Any], int] | None = None
+    layout: str | None = None
     needs_host_lengths: bool = False
     eps: float = 0.0
 

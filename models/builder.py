@@ -11,7 +11,7 @@ import torch
 from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
 from pagoda.hal.errors import KernelError
-from pagoda.hal.kernel import Facts, KernelRun
+from pagoda.hal.kernel import Facts, Kernel, KernelRun
 from pagoda.hal.kv import DTYPE_BYTES
 from pagoda.hal.memory import MemoryKind
 from pagoda.hal.table import KernelTable
@@ -111,6 +111,7 @@ class Builder:
         self._refill: list[Callable[[], object]] = []
         self._table_rows: torch.Tensor | None = None
         self._table_bytes = 0.0
+        self._table: tuple[str | None, Any] = (None, None)
 
     @property
     def loading(self) -> bool:
@@ -207,20 +208,29 @@ class Builder:
         tensors = {name: self._tensors_of(f"{path}.{name}", facts.bias) for name in sizes}
         return self._piece(self.format.experts(ExpertsUse(path, facts, experts.part, hidden.part, tensors)))
 
-    def embedding(self, path: str, vocab: Span, width: int) -> Embedding:
+    def embedding(self, path: str, vocab: Span, width: int, tied: bool = False) -> Embedding:
+        """`tied`: `tied_head` will ask for the same table."""
         self._want(f"{path}.weight", (vocab.total, width), "vocab", formatted=True)
         rows = -(-vocab.total // self.shard.world)
-        facts = EmbeddingFacts(self.numerics.dtype, rows, width, self.shard.rank * rows, self.shard.world > 1)
+        facts = EmbeddingFacts(self.numerics.dtype, rows, width, self.shard.rank * rows, self.shard.world > 1, tied)
         use = self.format.embedding(EmbeddingUse(path, facts, vocab.part, self._tensors_of(path, False)))
         tensors = self._load(use)
         self._table_bytes, self._table_rows = use.nbytes / rows, tensors.get("weight")
-        return Embedding(*self._packed(use, tensors))
+        kernel, packed = self._packed(use, tensors)
+        chosen = self._chosen(use)
+        self._table = (chosen.layout if chosen is not None else None, packed)
+        return Embedding(kernel, packed)
 
     def tied_head(self, path: str, vocab: Span, width: int) -> Linear:
-        """A head that multiplies by the embedding's table at `path`: the same tensor where both are stored alike."""
+        """A head that multiplies by the embedding's table at `path`: the same tensor, or the same packed weight, where both are alike."""
         part = LinearPart("head", vocab.part, self._tensors_of(path, False))
         uses = self.format.linear(LinearUse("head", self.numerics.dtype, range(width), (part,)))
-        if len(uses) > 1 or uses[0].nbytes != self._table_bytes * len(vocab):
+        layout, packed = self._table
+        chosen = self._chosen(uses[0])
+        if len(uses) == 1 and layout is not None and chosen is not None and chosen.layout == layout:
+            kernel: Any = self.kernel(uses[0].op, uses[0].facts)
+            return Linear([(kernel, kernel.share(packed) if self.loading else None)])
+        if len(uses) > 1 or layout is not None or uses[0].nbytes != self._table_bytes * len(vocab):
             return Linear([self._piece(use) for use in uses])
         shared = {"weight": self._table_rows[: len(vocab)]} if self._table_rows is not None else {}
         return Linear([self._packed(uses[0], shared, shared=True)])
@@ -276,10 +286,14 @@ class Builder:
         return kernel, packed
 
     def _chosen_bytes(self, use: FormatUse) -> Callable[[Facts], int] | None:
+        chosen = self._chosen(use)
+        return chosen.packed_bytes if chosen is not None else None
+
+    def _chosen(self, use: FormatUse) -> Kernel | None:
         if self.table is None:
             return None
         try:
-            return self.table.choose(use.op, use.facts).chosen.packed_bytes
+            return self.table.choose(use.op, use.facts).chosen
         except KernelError:
             return None  # the support check names it, with all others
 

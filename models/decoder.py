@@ -124,8 +124,8 @@ class LayerBlock:
 class EmbedBlock:
     """Token ids to the first hidden states."""
 
-    def __init__(self, build: Builder, spec: Embed, vocab: Span, width: int) -> None:
-        self._table = build.embedding("embed", vocab, spec.width or width)
+    def __init__(self, build: Builder, spec: Embed, vocab: Span, width: int, tied: bool) -> None:
+        self._table = build.embedding("embed", vocab, spec.width or width, tied and spec.width is None)
         self._widen = None
         if spec.width is not None:
             self._widen = build.linear("embed", {"widen": Span.whole(width)}, Span.whole(spec.width), "replicated", True)
@@ -197,7 +197,7 @@ class Decoder:
         sites = find(chains_of(spec, build.numerics, build.shard, adapters=build.lora is not None, stored=build.format), build.rules)
         build.sites = {(site.rule.op, site.path): site for site in sites}
         vocab = build.shard.vocab(spec.vocab)
-        self._embed = EmbedBlock(build, spec.embed, vocab, spec.width)
+        self._embed = EmbedBlock(build, spec.embed, vocab, spec.width, spec.head.tied and spec.pooler is None)
         self._layers = [LayerBlock(build, f"layers.{i}", layer, spec.width) for i, layer in enumerate(spec.layers)]
         self._mixers = [mixer for layer in self._layers for mixer in _parts(layer.mixer)]
         self._norm = build.norm("norm", spec.norm, spec.width)

@@ -31,13 +31,17 @@ class GemmReference(PlainKernel):
 
 @dataclass(frozen=True)
 class EmbeddingFacts:
-    """Rows of `weight [rows, width]`; ids outside [first, first + rows) give zeros (vocabulary split over ranks)."""
+    """Rows of `weight [rows, width]`; ids outside [first, first + rows) give zeros (vocabulary split over ranks).
+
+    `tied`: a head multiplies by the same table.
+    """
 
     dtype: str
     rows: int
     width: int
     first: int = 0
     partial: bool = False
+    tied: bool = False
 
 
 class EmbeddingReference(PlainKernel):

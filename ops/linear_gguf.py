@@ -79,6 +79,7 @@ class EmbeddingGgufFacts:
     width: int
     first: int = 0
     partial: bool = False
+    tied: bool = False
 
 
 class EmbeddingGgufReference(PlainKernel):

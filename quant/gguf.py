@@ -66,7 +66,7 @@ class GgufFormat:
         if kind is None:
             load = lambda: {"weight": self._padded(self._rows(use, None), facts.rows)}  # noqa: E731
             return FormatUse("embedding", facts, ("weight",), load, facts.rows * facts.width * _itemsize(facts.dtype))
-        block_facts = EmbeddingGgufFacts(facts.dtype, kind.name, facts.rows, facts.width, facts.first, facts.partial)
+        block_facts = EmbeddingGgufFacts(facts.dtype, kind.name, facts.rows, facts.width, facts.first, facts.partial, facts.tied)
         load = lambda: {"weight": self._padded(self._rows(use, kind), facts.rows)}  # noqa: E731
         return FormatUse("embedding_gguf", block_facts, ("weight",), load, facts.rows * kind.row_bytes(facts.width))
 

@@ -13,6 +13,7 @@ from pagoda.ops.native.library import BLOCK_KINDS, PAGE_TYPES, QUANT_KINDS, SUPE
 
 _NATIVE = "pagoda.backends.cpu.kernels_native:"
 _MORE = "pagoda.backends.cpu.kernels_more:"
+_TABLES = "pagoda.backends.cpu.kernels_tables:"
 _EXPERTS = "pagoda.backends.cpu.kernels_moe_gguf:"
 _WIDE_ARCHS = frozenset({"x86-64-avx2", "x86-64-avx512", "x86-64-avx512vnni", "x86-64-avx512bf16", "x86-64-amx"})
 """Architectures whose vectors the products were written for; elsewhere torch's own are better."""
@@ -27,8 +28,11 @@ _CLAIMS = frozenset({"batch_invariant", "capturable"})
 def cpu_kernels() -> tuple[Kernel, ...]:
     """All of them; those that need the native library say so where it is absent."""
     return (
-        replace(_native("gemm", "NativeGemm", _pairs("in_features")), needs=_needs(_WIDE_ARCHS), packed_bytes=_gemm_bytes),
+        replace(
+            _native("gemm", "NativeGemm", _pairs("in_features")), needs=_needs(_WIDE_ARCHS), packed_bytes=_gemm_bytes, layout="columns"
+        ),
         _prompt_kernel(),
+        *_table_kernels(),
         _blocks_kernel(),
         _super_blocks_kernel(),
         *_block_prompt_kernels(),
@@ -62,7 +66,25 @@ def _prompt_kernel() -> Kernel:
     needs = Needs(archs=_DOT_ARCHS, dtypes=frozenset({"bfloat16"}))
     kernel = _native("gemm", "NativeGemmPrompt", _pairs("in_features"))
     claims = _CLAIMS - {"batch_invariant"}
-    return replace(kernel, name="native_prompt", needs=needs, packed_bytes=_gemm_bytes, rank=15.0, claims=claims)
+    return replace(kernel, name="native_prompt", needs=needs, packed_bytes=_gemm_bytes, rank=15.0, claims=claims, layout="columns")
+
+
+def _table_kernels() -> tuple[Kernel, Kernel]:
+    """Rows of tables that lie as a head multiplies by them, so that there is one of each."""
+
+    def tied(facts: Any) -> Reason | None:
+        return None if facts.tied and not facts.partial else "for whole tables that a head multiplies by too"
+
+    def width(facts: Any) -> int:
+        return _packed(facts.dtype, facts.width, facts.rows, False)
+
+    def blocks(facts: Any) -> int:
+        return _block_bytes(_Product(facts.dtype, facts.kind, facts.width, facts.rows, False))
+
+    dense = replace(_native("embedding", "", tied, _pairs("width")), implementation=f"{_TABLES}NativeEmbedding", needs=_needs(_WIDE_ARCHS))
+    needs = Needs(archs=_DOT_ARCHS, dtypes=frozenset(TYPES), facts={"kind": tuple(QUANT_KINDS)})
+    quant = replace(_native("embedding_gguf", "", tied), implementation=f"{_TABLES}NativeEmbeddingGguf", needs=needs)
+    return replace(dense, packed_bytes=width, layout="columns"), replace(quant, packed_bytes=blocks, layout="blocks")
 
 
 _INPUT_EPS = 2.0**-14
@@ -76,7 +98,8 @@ _PANEL_EPS = 2.0**-12
 def _blocks_kernel() -> Kernel:
     needs = Needs(archs=_DOT_ARCHS, dtypes=frozenset(TYPES), facts={"kind": tuple(QUANT_KINDS)})
     path = _MORE + "NativeGemmGguf"
-    return replace(_native("gemm_gguf", ""), implementation=path, needs=needs, rank=20.0, packed_bytes=_block_bytes, eps=_INPUT_EPS)
+    kernel = replace(_native("gemm_gguf", ""), implementation=path, needs=needs, rank=20.0, layout="blocks")
+    return replace(kernel, packed_bytes=_block_bytes, eps=_INPUT_EPS)
 
 
 def _super_blocks_kernel() -> Kernel:
@@ -86,7 +109,7 @@ def _super_blocks_kernel() -> Kernel:
         return available()
 
     needs = Needs(archs=_WIDE_ARCHS, dtypes=frozenset(TYPES), facts={"kind": tuple(SUPER_KINDS)})
-    return replace(_blocks_kernel(), name="native_super", needs=needs, accepts=accepts)
+    return replace(_blocks_kernel(), name="native_super", needs=needs, accepts=accepts, layout=None)
 
 
 def _block_prompt_kernels() -> tuple[Kernel, Kernel]:

@@ -59,6 +59,9 @@ class NativeGemmGguf(PlainKernel):
             packed.tensors[1][: self.facts.out_features].copy_(weights["bias"])
         return packed
 
+    def share(self, packed: PackedBlocks) -> PackedBlocks:
+        return packed
+
     def run(self, packed: PackedBlocks, x: torch.Tensor) -> torch.Tensor:
         if x.stride(1) != 1:
             x = x.contiguous()

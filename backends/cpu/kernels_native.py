@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -46,6 +47,14 @@ class PackedWeight:
         self.args = GemmArgs(facts.in_features, facts.out_features, TYPES[facts.dtype], any_order, weight.data_ptr(), address)
         self.handle = ctypes.addressof(self.args)
 
+    def shared(self, any_order: bool) -> PackedWeight:
+        """The same memory, for a product that may add up in another order."""
+        other = copy(self)
+        a = self.args
+        other.args = GemmArgs(a.inner, a.outer, a.type, any_order, a.weight, a.bias)
+        other.handle = ctypes.addressof(other.args)
+        return other
+
 
 class NativeGemm(PlainKernel):
     """`gemm` with weights repacked once; results do not depend on the number of rows."""
@@ -66,6 +75,9 @@ class NativeGemm(PlainKernel):
         if bias is not None:
             packed.tensors[1][: self.facts.out_features].copy_(bias)
         return packed
+
+    def share(self, packed: PackedWeight) -> PackedWeight:
+        return packed.shared(self.any_order)
 
     def run(self, packed: PackedWeight, x: torch.Tensor) -> torch.Tensor:
         if x.stride(1) != 1:

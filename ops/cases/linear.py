@@ -65,6 +65,15 @@ def _embedding_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
             for kind in (torch.int32, torch.int64):
                 ids = torch.randint(0, 300 if partial else 100, (rows,), generator=gen).to(kind)
                 yield Case(f"{rows} ids{', partial' if partial else ''}", facts, (ids,), {"weight": weight})
+    for width in (1, 64, 66):
+        ids = torch.randint(0, 70, (9,), generator=gen)
+        yield Case(
+            f"{width} wide, tied", EmbeddingFacts(dtype, 70, width, tied=True), (ids,), {"weight": draw(gen, 70, width, dtype=dtype)}
+        )
+    for rows in ROWS:
+        ids = torch.randint(0, 100, (rows,), generator=gen).to(torch.int32)
+        weight = draw(gen, 100, 96, dtype=dtype)
+        yield Case(f"{rows} ids, tied", EmbeddingFacts(dtype, 100, 96, tied=True), (ids,), {"weight": weight})
 
 
 EMBEDDING = Op("embedding", EmbeddingReference, _embedding_oracle, lambda case: 0.0, _embedding_cases, by_rows(0), claims=BY_ROW)

@@ -107,7 +107,10 @@ def _embedding_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
             facts = EmbeddingGgufFacts(dtype, kind, 40, width, first=40 if partial else 0, partial=partial)
             ids = torch.randint(0, 120 if partial else 40, (7,), generator=gen).to(torch.int32 if partial else torch.int64)
             yield Case(f"{kind}{', partial' if partial else ''}", facts, (ids,), {"weight": draw_blocks(gen, kind, 40, width)})
-    facts = EmbeddingGgufFacts(dtype, "Q8_0", 40, 64)
+        tied = EmbeddingGgufFacts(dtype, kind, 40, GgmlType[kind].block * 3, tied=True)
+        ids = torch.randint(0, 40, (5,), generator=gen)
+        yield Case(f"{kind}, tied", tied, (ids,), {"weight": draw_blocks(gen, kind, 40, tied.width)})
+    facts = EmbeddingGgufFacts(dtype, "Q8_0", 40, 64, tied=True)
     yield Case("no ids", facts, (torch.empty(0, dtype=torch.int32),), {"weight": draw_blocks(gen, "Q8_0", 40, 64)})
 
 

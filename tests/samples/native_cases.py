@@ -23,18 +23,18 @@ from pagoda.ops.cases.activation import ACTIVATION, GATED_ACTIVATION
 from pagoda.ops.cases.attention import PAGED_ATTENTION, WRITE_KV, attention_case, facts_of
 from pagoda.ops.cases.common import draw, tolerance
 from pagoda.ops.cases.linear import GEMM, _gemm_case
-from pagoda.ops.cases.linear_gguf import GEMM_GGUF
+from pagoda.ops.cases.linear_gguf import GEMM_GGUF, draw_blocks, true_numbers
 from pagoda.ops.cases.linear_gguf import _gemm_case as _gguf_case
 from pagoda.ops.cases.norm import ADD_RMS_NORM, RMS_NORM
 from pagoda.ops.cases.rope import ROPE
 from pagoda.ops.cases.sampling import SAMPLE
 from pagoda.ops.gguf.types import GgmlType
-from pagoda.ops.native.library import BLOCK_KINDS, TYPES, AttentionArgs, BatchArgs, GemmArgs, PagesArgs, QuantArgs
+from pagoda.ops.native.library import BLOCK_KINDS, PAGE_TYPES, QUANT_KINDS, TYPES, AttentionArgs, BatchArgs, GemmArgs, PagesArgs, QuantArgs
 from pagoda.ops.op import DTYPE_EPS, Case
 
 API = Path(__file__).resolve().parents[2] / "ops/native/api.h"
 ROLES = {"input": 0, "output": 1, "mutated": 2, "packed": 3}
-_CHECKED = {torch.float32: 0, torch.bfloat16: 1, torch.int64: 2, torch.bool: 3, torch.uint8: 3}
+_CHECKED = {torch.float32: 0, torch.bfloat16: 1, torch.int64: 2, torch.bool: 3, torch.uint8: 3, torch.int8: 3}
 _INPUT_EPS = 2.0**-14
 """Inputs of the block and prompt products may become integers of 15 bits, which is coarser than float32."""
 
@@ -108,6 +108,8 @@ class Recording:
 
     def mutated(self, x: torch.Tensor, want: torch.Tensor, allowed: float) -> Address:
         """`x`, which must hold `want` afterwards; between its elements nothing changes."""
+        if x.dtype is torch.int8:  # the driver compares bytes
+            want = torch.where(want < 0, want + 256, want)
         where = self.tensor(x, "mutated")
         assert where is not None
         whole = torch.full((self.buffers[where.buffer].size // x.itemsize,), float("nan"), dtype=torch.float64)
@@ -200,10 +202,46 @@ def _quants(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
         yield _quant(_gguf_case(gen, dtype, kind, rows, blocks * GgmlType[kind].block, outer, bias=outer == 70), dtype)
 
 
+_IDS = ((0,), (5, 5, 39, 31, 32, 0), (-1, 7, 40, 1 << 40))
+"""Rows of a table of 40 that are asked for; what is not there is zero."""
+
+
+def _looked_up(table: torch.Tensor, ids: tuple[int, ...]) -> torch.Tensor:
+    nothing = torch.zeros(table.shape[1], dtype=torch.float64)
+    return torch.stack([table[i].double() if 0 <= i < len(table) else nothing for i in ids])
+
+
+def _gathers(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
+    for width, ids in ((2, _IDS[0]), (66, _IDS[1]), (96, _IDS[2])):
+        table = draw(gen, 40, width, dtype=dtype)
+        r = Recording(f"gather {dtype} {len(ids)}×{width}")
+        packed = r.room(64 * width * table.itemsize, 64, "packed")
+        handle = r.struct(GemmArgs(inner=width, outer=40, type=TYPES[dtype]), weight=packed)
+        r.call("pack", handle, r.tensor(table), width, packed)
+        for stride in (width, width + 3):
+            out = r.output(_looked_up(table, ids), table.dtype, 0.0, stride)
+            r.call("gather", handle, r.tensor(torch.tensor(ids)), len(ids), out, stride, THREADS)
+        yield r
+
+
+def _quant_gathers(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
+    for kind in QUANT_KINDS:
+        for ids in _IDS:
+            blocks, width = draw_blocks(gen, kind, 40, 96), 96
+            r = Recording(f"quant_gather {dtype} {kind} {len(ids)}")
+            packed = r.room(packed_bytes(kind, width, 40), 64, "packed")
+            handle = r.struct(QuantArgs(inner=width, outer=40, kind=BLOCK_KINDS[kind], type=TYPES[dtype]), weight=packed)
+            r.call("quant_pack", handle, r.tensor(blocks), blocks.shape[1], packed)
+            want = _looked_up(torch.from_numpy(true_numbers(blocks, kind)), ids)
+            out = r.output(want, getattr(torch, dtype), tolerance(dtype), width + 1)
+            r.call("quant_gather", handle, r.tensor(torch.tensor(ids)), len(ids), out, width + 1, THREADS)
+            yield r
+
+
 def _attention_args(facts: Any) -> AttentionArgs:
     return AttentionArgs(
-        TYPES[facts.dtype], TYPES[facts.kv_dtype], facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.v_dim, facts.page_size,
-        int(facts.causal), facts.window or 0, facts.chunk or 0, facts.scale, facts.softcap or 0.0,
+        TYPES[facts.dtype], PAGE_TYPES[facts.kv_dtype], facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.v_dim,
+        facts.page_size, int(facts.causal), facts.window or 0, facts.chunk or 0, facts.scale, facts.softcap or 0.0,
     )  # fmt: skip
 
 
@@ -357,6 +395,8 @@ class Family(NamedTuple):
 FAMILIES = {
     "gemm": Family(("pack", "gemm"), _gemms),
     "quant": Family(("quant_bytes", "quant_pack", "quant_gemm"), _quants),
+    "gather": Family(("gather",), _gathers),
+    "quant_gather": Family(("quant_gather",), _quant_gathers),
     "attention": Family(("attention",), _attentions),
     "write_kv": Family(("write_kv",), _writes),
     "rope": Family(("rope",), _ropes),

@@ -1,0 +1,49 @@
+"""A table that a head multiplies by too is there once where the kernels of both lay it out alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pagoda.hal.comm import Topology
+from pagoda.serving.engine.build import build_runner
+from pagoda.serving.engine.engine_plan import plan_engine
+from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.engine.runner import Runner
+from tiny import tiny_config
+
+TIED = {"tie_word_embeddings": True, "vocab_size": 1000}
+
+
+def _tokens(runner: Runner) -> list[int]:
+    plan = runner._dummy(2, 9, SamplingParams(temperature=0), False)
+    return runner.run(plan).token_ids.flatten().tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_table_serves_both(tmp_path: Path, dtype: str) -> None:
+    runner = build_runner(tiny_config(tmp_path, TIED, device="cpu", dtype=dtype), Topology(0, 1))
+    apart = build_runner(tiny_config(tmp_path, TIED, device="cpu", dtype=dtype, kernel={"embedding": "reference"}), Topology(0, 1))
+    assert runner.facts.kernels["embedding"] == "native" and apart.facts.kernels["embedding"] == "reference"
+    table = 1000 * 64 * (4 if dtype == "float32" else 2)
+    assert table <= apart.facts.weight_bytes - runner.facts.weight_bytes <= 1.1 * table
+    assert _tokens(runner) == _tokens(apart)
+
+
+def test_the_plan_counts_it_once(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, TIED, device="cpu")
+    used, plan = build_runner(config, Topology(0, 1)).facts.weight_bytes, plan_engine(config).memory.weights
+    assert used == pytest.approx(plan, rel=0.01)
+
+
+def test_weights_are_read_again_into_both(tmp_path: Path) -> None:
+    runner = build_runner(tiny_config(tmp_path, TIED, device="cpu"), Topology(0, 1))
+    before = _tokens(runner)
+    runner._forward.model.refill()
+    assert _tokens(runner) == before
+
+
+def test_a_head_that_lies_otherwise_has_its_own(tmp_path: Path) -> None:
+    runner = build_runner(tiny_config(tmp_path, TIED, device="cpu", kernel={"gemm": "reference"}), Topology(0, 1))
+    plain = build_runner(tiny_config(tmp_path, TIED, device="cpu"), Topology(0, 1))
+    assert _tokens(runner) == _tokens(plain)
