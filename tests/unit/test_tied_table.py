@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pagoda.hal.comm import Topology
 from pagoda.serving.engine.build import build_runner
@@ -16,8 +18,13 @@ TIED = {"tie_word_embeddings": True, "vocab_size": 1000}
 
 
 def _tokens(runner: Runner) -> list[int]:
-    plan = runner._dummy(2, 9, SamplingParams(temperature=0), False)
-    return runner.run(plan).token_ids.flatten().tolist()
+    """After eight prompts of twelve tokens."""
+    plan, found = runner._dummy(1, 12, SamplingParams(temperature=0), False), []
+    for turn in range(8):
+        ids = (37 * np.arange(12, dtype=np.int32) + 101 * turn + 5) % 1000
+        found += runner.run(replace(plan, token_ids=ids)).tokens.flatten().tolist()
+    assert len(set(found)) > 1
+    return found
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
