@@ -23,6 +23,7 @@ CHECKS: tuple[tuple[str, list[str]], ...] = (
     ("kernel matrix", [sys.executable, "ci/kernel_matrix.py", "--check"]),
     ("model matrix", [sys.executable, "ci/model_matrix.py", "--check"]),
     ("gRPC stubs", [sys.executable, "ci/grpc_stubs.py", "--check"]),
+    ("dashboard", [sys.executable, "ci/grafana_dashboard.py", "--check"]),
     ("migration page", [sys.executable, "ci/migrate_table.py", "--check"]),
     ("conformance workflow", [sys.executable, "ci/matrix.py", "--check"]),
     ("peer table", [sys.executable, "ci/peer_table.py", "--check"]),

@@ -31,6 +31,8 @@ SHARED = _words(
     """
 )
 """Flags of the peer that have been options here from the start; the others are in `serving/cli/compat.py`."""
+NOTES = {"--trust-remote-code": "accepted with a warning: no code of a checkpoint is ever run"}
+"""Options of ours that do not do what the peer's do."""
 FIELDS = _words(
     """
     top_k min_p repetition_penalty length_penalty use_beam_search stop_token_ids include_stop_str_in_output ignore_eos min_tokens
@@ -67,7 +69,7 @@ def flag_rows() -> list[tuple[str, str]]:
     theirs = {name for flag in FLAGS for name in flag.names}
     same = sorted({", ".join(option.names) for name, option in own.items() if name in theirs.union(SHARED)})
     rest = [(", ".join(names), _fate(flag)) for flag in FLAGS if (names := [name for name in flag.names if name not in own])]
-    return [(names, "same") for names in same] + rest
+    return [(names, NOTES.get(names, "same")) for names in same] + rest
 
 
 def _fate(flag: Foreign) -> str:

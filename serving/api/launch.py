@@ -39,6 +39,10 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, started: float
     set_up_logging(server_config)
     check_tls(server_config)
     endpoint_of(server_config)
+    if engine_config.trust_remote_code:
+        log.warning(
+            "--trust-remote-code has no effect: no code of a checkpoint is run; a model is served by what Pagoda or transformers know"
+        )
     keys_of(server_config)  # announced keys that are not there are an error now, not when the model has loaded
     with bind(server_config) as sock, bind_grpc(server_config) or nullcontext() as grpc:
         card = card_of(engine_config, server_config)

@@ -110,6 +110,10 @@ class Metrics:
         info = Gauge("vllm:cache_config_info", "Shape of the KV pool.", names, registry=self._registry, multiprocess_mode="mostrecent")
         info.labels(self._values[1], str(facts.tokens_per_page), str(facts.num_pages)).set(1)
 
+    def families(self) -> list[Metric]:
+        """Everything that is told, with its help."""
+        return list(self._scraped.collect())
+
     def timer(self, request: EngineRequest) -> RequestTimer:
         return RequestTimer(self, len(request.prompt), request.params.n, request.params.max_tokens)
 

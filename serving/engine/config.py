@@ -116,7 +116,7 @@ class EngineConfig:
         Literal["auto", "pagoda", "vllm", "transformers"],
         Flag("Who runs the model: a family here (`pagoda`; `vllm` means the same), transformers' module on our pages, or what there is."),
     ] = "auto"
-    trust_remote_code: Annotated[bool, Flag("Let the checkpoint's own Python code run.")] = False
+    trust_remote_code: Annotated[bool, Flag("Accepted, without effect: no code of a checkpoint is ever run.")] = False
     hf_overrides: Annotated[dict[str, Any], Flag("JSON of config.json keys to replace.", metavar="JSON")] = field(default_factory=dict)
     disable_log_stats: Annotated[bool, Flag("Do not log throughput every ten seconds.")] = False
     enable_lora: Annotated[bool, Flag("Make room for LoRA adapters; requests name one as their model.", section="Adapters")] = False
