@@ -29,7 +29,7 @@ def _burn() -> None:
 def _run(llm: LLM, prompts: list[list[int]], tokens: int, sampling: dict[str, Any]) -> float:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False, **sampling)
     start = time.perf_counter()
-    llm.generate(prompts, params, progress=False)
+    llm.generate(prompts, params, use_tqdm=False)
     return time.perf_counter() - start
 
 
