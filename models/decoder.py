@@ -20,6 +20,7 @@ from pagoda.models.blocks.stack import MixerStack
 from pagoda.models.blocks.state import StateMixer
 from pagoda.models.builder import Builder
 from pagoda.models.fusion import chains_of, find
+from pagoda.models.media import Encoder
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
 from pagoda.models.parallel.shard import Span
 from pagoda.models.rope import Rope, RopeTable
@@ -193,6 +194,7 @@ class Decoder:
         self.refill = build.refill
         self.loaded = build.loaded
         self.adapters = build.adapters
+        self.encoder: Encoder | None = None
         self._table = build.table
         sites = find(chains_of(spec, build.numerics, build.shard, adapters=build.lora is not None, stored=build.format), build.rules)
         build.sites = {(site.rule.op, site.path): site for site in sites}

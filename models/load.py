@@ -191,6 +191,8 @@ def _bridged(checkpoint: Checkpoint, numerics: Numerics, shard: Shard, table: Ke
         work_bytes_per_token=DTYPE_BYTES[numerics.dtype] * (8 * spec.width + 4 * spec.widest),
         eos_ids=_eos(checkpoint),
         parameters=sum(parameter.numel() for parameter in module.parameters()),
+        media=spec.media,
+        dtype=numerics.dtype,
     )
     return Description(facts, spec, None, numerics, shard, format, parameters, tuple(build.uses), stored, {})
 
@@ -294,6 +296,7 @@ def _facts(checkpoint: Checkpoint, spec: DecoderSpec, numerics: Numerics, listed
         pooler=spec.pooler,
         whole_prompts=any(isinstance(layer.mixer, Bidirectional) for layer in spec.layers),
         types=spec.embed.types,
+        dtype=build.numerics.dtype,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pagoda.hal.kv import LayerCache, LayerPages, StatePages
+from pagoda.models.media import Encoder, MediaFacts
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +46,7 @@ class ModelInputs:
         positions: `[T]` int64, or `[axes, T]`.
         groups: a `PagedBatch` per cache group.
         plans: what `Model.plan` returned for these groups.
-        embeddings: (rows `[E]` int64, values `[E, width]`) that replace looked-up embeddings (media), or None.
+        embeddings: (rows `[E]` int64, values `[E, row_width]`) that replace looked-up embeddings (`MediaFacts`), or None.
         taps: layers whose hidden states are wanted. routed: so are the experts that each layer chooses.
         adapters: `[T]` int32, adapter slot of each token or −1; None: no token has one.
         lengths: `[T]` int64, any length within the epoch (`LengthEpochs`) of each token's request; None: the lengths in `groups` are.
@@ -91,6 +92,7 @@ class ModelFacts:
         length_epochs: set where a request that grows must be computed anew.
         pooler: how it answers, where that is not by tokens.
         whole_prompts: a prompt must be run in one step. types: token types that it knows.
+        media: what else than tokens it takes, or None. dtype: that it computes in.
     """
 
     architecture: str
@@ -107,6 +109,8 @@ class ModelFacts:
     pooler: Pooler | None = None
     whole_prompts: bool = False
     types: int = 0
+    media: MediaFacts | None = None
+    dtype: str = "float32"
 
 
 class Model(Protocol):
@@ -115,6 +119,7 @@ class Model(Protocol):
     facts: ModelFacts
     adapters: AdapterSlots
     loaded: Loaded
+    encoder: Encoder | None
 
     def page_sizes(self) -> tuple[int, ...]:
         """Tokens per page that the resolved attention kernels allow, preferred first."""

@@ -12,6 +12,7 @@ from pagoda.serving.engine.config import EngineConfig, Flag
 from pagoda.serving.engine.inprocess_client import InProcessClient
 from pagoda.serving.frontend.generation_config import sampling_defaults
 from pagoda.serving.frontend.load import text_of
+from pagoda.serving.frontend.media import MediaProcessor
 from pagoda.serving.frontend.processor import Processor
 from pagoda.serving.frontend.session import Session
 from pagoda.serving.frontend.structured.starter import structured_starter
@@ -46,4 +47,5 @@ async def open_local(config: EngineConfig) -> Session:
     path = resolve(config.model, config.revision)
     text = text_of(config)
     client = await InProcessClient.start(structured_starter(replace(config, model=str(path))))
-    return Session(client, Processor(text, client.facts, sampling_defaults(path)))
+    media = MediaProcessor(path) if client.facts.modalities else None
+    return Session(client, Processor(text, client.facts, sampling_defaults(path), media))

@@ -12,7 +12,7 @@ from pagoda.hal.errors import CheckpointError, ModelError, PagodaError
 from pagoda.hal.memory import MemoryKind
 from pagoda.models.bridge.interface import RUN, register
 from pagoda.models.bridge.model import BridgeModel
-from pagoda.models.bridge.module import Module, bridged_class, choose_experts, hollow_module, read_config
+from pagoda.models.bridge.module import Module, attend_by, bridged_class, choose_experts, hollow_module, read_config
 from pagoda.models.bridge.spec import BridgeSpec
 from pagoda.models.builder import Builder
 from pagoda.models.direct import DirectRun
@@ -50,6 +50,7 @@ def load_bridged(spec: BridgeSpec, facts: ModelFacts, build: Builder, device: De
     if device.torch_device.type == "meta":
         return BridgeModel(spec, build, facts, hollow_module(spec.config, dtype, RUN))
     module = _module(spec.config, dtype, stored)
+    attend_by(module, spec.body, RUN)
     _place(module, device)
     model = BridgeModel(spec, build, facts, module, lambda: _refill(module, spec.config, dtype, stored))
     _check(model, device, dtype)

@@ -12,12 +12,14 @@ from pagoda.hal.table import KernelTable
 from pagoda.models.adapters.slots import AdapterSlots
 from pagoda.models.blocks.paged import PagedMixer, Step
 from pagoda.models.blocks.stack import MixerStack
-from pagoda.models.bridge.interface import ATTRIBUTE
-from pagoda.models.bridge.module import Module
+from pagoda.models.bridge.encoder import BridgedEncoder
+from pagoda.models.bridge.interface import ATTRIBUTE, RUN
+from pagoda.models.bridge.module import Module, attend_by
 from pagoda.models.bridge.probe import head
 from pagoda.models.bridge.spec import AttentionCall, BridgeSpec
 from pagoda.models.builder import Builder
 from pagoda.models.loaded import Loaded
+from pagoda.models.media import Encoder
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
 from pagoda.ops.attention import PagedBatch
 
@@ -75,12 +77,14 @@ class BridgeModel:
         if facts is not None:
             self.facts = facts
         self.adapters, self.loaded = AdapterSlots(), Loaded()
+        self.encoder: Encoder | None = None
         self._now = Now()
         self._mixers = [BridgedAttention(build, call, self._now) for call in spec.calls]
         self._stack = MixerStack(self._mixers)
         if module is not None:
             self.loaded.add([*module.parameters(), *module.buffers()])
             self._body = module.get_submodule(spec.body)
+            self.encoder = BridgedEncoder(module, spec.body, spec.top) if spec.media is not None else None
             for path in {call.path for call in spec.calls}:
                 own = [mixer for call, mixer in zip(spec.calls, self._mixers, strict=True) if call.path == path]
                 setattr(module.get_submodule(path), ATTRIBUTE, own[0] if len(own) == 1 else InTurn(own))
@@ -98,14 +102,27 @@ class BridgeModel:
         return self._stack.plan(groups, buffers)
 
     def forward(self, inputs: ModelInputs) -> ModelOutput:
-        if inputs.taps or inputs.embeddings is not None:
-            raise ModelError("a model that runs through transformers gives no hidden states of layers and takes no embeddings of media")
+        if inputs.taps:
+            raise ModelError("a model that runs through transformers gives no hidden states of layers")
         self._now.step = Step(inputs.groups, inputs.plans, (), inputs.positions)
-        ids, positions = inputs.token_ids.long()[None], (inputs.positions + self.spec.first_position)[None]
-        return ModelOutput(self._body(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state[0])
+        positions = (inputs.positions + self.spec.first_position).unsqueeze(-2)
+        options = {"input_ids": inputs.token_ids.long()[None]} if inputs.embeddings is None else self._with_media(inputs)
+        return ModelOutput(self._body(**options, position_ids=positions, use_cache=False).last_hidden_state[0])
+
+    def _with_media(self, inputs: ModelInputs) -> dict[str, Any]:
+        """The body's arguments where rows of embeddings stand for some tokens."""
+        assert inputs.embeddings is not None
+        rows, values = inputs.embeddings
+        embeds = self._module.get_input_embeddings()(inputs.token_ids.long())
+        first, *levels = values.to(embeds.dtype).split(self.spec.width, dim=-1)
+        options: dict[str, Any] = {"inputs_embeds": embeds.index_copy(0, rows, first)[None]}
+        if levels:
+            seen = torch.zeros(len(embeds), dtype=torch.bool, device=embeds.device).index_fill_(0, rows, True)
+            options |= {"visual_pos_masks": seen[None], "deepstack_visual_embeds": levels}
+        return options
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return head(self._module, self.spec.body, hidden[None])[0]
+        return head(self._module, self.spec.top, hidden[None])[0]
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
         raise ModelError(f"{self.facts.architecture} runs through transformers and answers with tokens only")
@@ -113,13 +130,12 @@ class BridgeModel:
     def own_hidden(self, ids: Sequence[int]) -> torch.Tensor:
         """Hidden states `[T, width]` of one text by transformers' own attention: what ours is held against."""
         module = self._module
-        ours = module.config._attn_implementation
-        module.set_attn_implementation("eager")
+        attend_by(module, self.spec.body, "eager")
         try:
             there = next(module.parameters()).device
             hidden: torch.Tensor = self._body(input_ids=torch.tensor([ids], device=there), use_cache=False).last_hidden_state[0]
         finally:
-            module.set_attn_implementation(ours)
+            attend_by(module, self.spec.body, RUN)
         return hidden
 
     def _kernels(self) -> KernelTable:

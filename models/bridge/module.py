@@ -32,16 +32,20 @@ def bridged_class(config: Mapping[str, Any]) -> Any:
     model_type = config.get("model_type")
     if model_type not in package.CONFIG_MAPPING:
         raise ModelError(f"transformers {package.__version__} has no model type {model_type!r}")
-    mapping = package.AutoModelForCausalLM._model_mapping
-    kind = package.CONFIG_MAPPING[model_type]
-    if kind not in mapping:
+    classes = _classes(package, package.CONFIG_MAPPING[model_type])
+    if not classes:
         raise ModelError(f"transformers {package.__version__} has no causal language model for model type {model_type!r}")
-    found = mapping[kind]
-    classes = found if isinstance(found, tuple) else (found,)
     named = [one for one in classes if one.__name__ in architectures]
     if architectures and not named:
         raise ModelError(f"{', '.join(architectures)} is no causal language model: of {model_type!r} there is {classes[0].__name__}")
     return named[0] if named else classes[0]
+
+
+def _classes(package: Any, kind: Any) -> list[Any]:
+    """Of a configuration's class, the models that answer with tokens: to text first, then to images and text."""
+    autos = (package.AutoModelForCausalLM, package.AutoModelForImageTextToText, package.AutoModelForMultimodalLM)
+    found = [auto._model_mapping[kind] for auto in autos if kind in auto._model_mapping]
+    return [one for each in found for one in (each if isinstance(each, tuple) else (each,))]
 
 
 def read_config(config: Mapping[str, Any]) -> Any:
@@ -74,11 +78,14 @@ def choose_experts(module: Module) -> None:
         module.set_experts_implementation(EXPERTS)
 
 
-def body_paths(module: Module) -> tuple[str, ...]:
-    """Where hidden states may come from, the likelier first."""
+def body_paths(module: Module) -> tuple[tuple[str, str], ...]:
+    """Where hidden states may come from, and what gives the head the same, the likelier first."""
     prefix = module.base_model_prefix
     names = (f"{prefix}.decoder", prefix, "model.decoder", "model", "transformer")
-    return tuple(dict.fromkeys(name for name in names if name and _has(module, name)))
+    inner = [(f"{top}.{name}", top) for top in (prefix, "model") for name in ("language_model", "text_model") if top]
+    inner += [("language_model.model", "language_model.model")]
+    paths = dict.fromkeys((*inner, *((name, name) for name in names if name)))
+    return tuple((body, top) for body, top in paths if _has(module, body))
 
 
 def _has(module: Module, path: str) -> bool:
@@ -120,3 +127,14 @@ def replaced(module: Module, path: str, other: torch.nn.Module) -> Iterator[torc
         yield old
     finally:
         setattr(owner, name, old)
+
+
+def attend_by(module: Module, body: str, name: str) -> None:
+    """Have the language model at `body` go by one entry of the attention interface; what stands before it keeps an attention of its own."""
+    names, base = body.split("."), transformers().PreTrainedModel
+    above = [module.get_submodule(".".join(names[:depth])) for depth in range(len(names))]
+    ours = {id(part.config) for part in (*above, *module.get_submodule(body).modules()) if hasattr(part, "config")}
+    for part in module.modules():
+        if isinstance(part, base):
+            own = "sdpa" if part._supports_sdpa else "eager"
+            part.config._attn_implementation_internal = name if id(part.config) in ours else own

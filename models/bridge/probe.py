@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from pagoda.hal.errors import ModelError
+from pagoda.models.bridge.encoder import media_facts
 from pagoda.models.bridge.interface import ASK, ATTRIBUTE, register
 from pagoda.models.bridge.masks import visible_of
 from pagoda.models.bridge.module import Given, Module, body_paths, hollow_module, replaced
@@ -43,42 +44,43 @@ def probe(config: Mapping[str, Any], dtype: str) -> tuple[BridgeSpec, Module]:
     recorder = Recorder()
     for path, part in module.named_modules():
         setattr(part, ATTRIBUTE, recorder.bound(path, part))
-    body, hidden = _body(module, recorder)
+    body, top, hidden = _body(module, recorder)
     settings = module.config.get_text_config(decoder=True)
     calls = tuple(recorder.calls)
     _check_calls(calls, _layers(settings), type(module).__name__)
-    logits = head(module, body, hidden)
+    logits = head(module, top, hidden)
     first = _first_position(module)
-    longest = _max_positions(settings) - first
-    return BridgeSpec(config, body, calls, logits.shape[-1], hidden.shape[-1], _widest(module), longest, first), module
+    longest, width = _max_positions(settings) - first, hidden.shape[-1]
+    media = media_facts(module, body, width)
+    return BridgeSpec(config, body, calls, logits.shape[-1], width, _widest(module), longest, first, top, media), module
 
 
-def head(module: Module, body: str, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits `[1, S, vocab]` of hidden states `[1, S, width]`, by everything that the model does after its body."""
+def head(module: Module, top: str, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits `[1, S, vocab]` of hidden states `[1, S, width]`, by everything that the model does after `top` gave them."""
     given = Given()
     given.hidden = hidden
-    with replaced(module, body, given):
+    with replaced(module, top, given):
         ids = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
         logits: torch.Tensor = module(input_ids=ids, use_cache=False).logits
     return logits
 
 
-def _body(module: Module, recorder: Recorder) -> tuple[str, torch.Tensor]:
-    """The first submodule that makes all attention calls of the model and leaves none to the rest."""
+def _body(module: Module, recorder: Recorder) -> tuple[str, str, torch.Tensor]:
+    """The first submodule that makes all attention calls and leaves none to the rest, and what hands its states to the head."""
     reasons = []
-    for path in body_paths(module):
+    for path, top in body_paths(module):
         recorder.calls.clear()
         try:
             hidden = _run(module.get_submodule(path))
             made = list(recorder.calls)
-            logits = head(module, path, hidden)
+            logits = head(module, top, hidden)
         except ModelError:
             raise
         except Exception as error:  # whatever a model's code raises
             reasons.append(f"{path}: {type(error).__name__}: {error}")
             continue
         if len(recorder.calls) == len(made) and logits.shape[:2] == hidden.shape[:2]:
-            return path, hidden
+            return path, top, hidden
         reasons.append(f"{path}: its hidden states are not all that the logits are made of")
     raise ModelError(f"transformers' {type(module).__name__} cannot be run from outside: {'; '.join(reasons) or 'it has no body'}")
 

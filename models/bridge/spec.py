@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda.hal.kv import CacheKind, LayerCache, stored_dim
+from pagoda.models.media import MediaFacts
 from pagoda.ops.attention import AttentionFacts
 
 
@@ -71,8 +72,10 @@ class BridgeSpec:
 
     Attributes:
         config: config.json. body: path of the module that gives hidden states; the rest of the model makes logits of them.
+        top: path of the module that hands them to the head: the body, or what puts media before it.
         calls: attention calls of a forward, in order; each has a cache of its own.
         widest: most outputs of one linear layer but the head.
+        media: what else than tokens it takes, or None.
         first_position: what the model calls the position of a text's first token.
     """
 
@@ -84,3 +87,5 @@ class BridgeSpec:
     widest: int
     max_positions: int
     first_position: int = 0
+    top: str = ""
+    media: MediaFacts | None = None

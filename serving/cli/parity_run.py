@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,9 @@ from pagoda.models.direct import DirectRun
 from pagoda.models.load import Checkpoint, describe, load_model, open_checkpoint
 from pagoda.models.parallel.shard import Shard
 from pagoda.ops.table import kernel_table
+from pagoda.serving.cli.parity_answers import engine_findings, greedy_params, logprobs_finding
+from pagoda.serving.cli.parity_media import check_media, is_media
 from pagoda.serving.cli.parity_pooled import check_pooled, is_pooled
-from pagoda.serving.engine.params import MAX_LOGPROBS, SamplingParams
-from pagoda.serving.frontend.outputs import Logprob
 from pagoda.serving.sdk import LLM
 from safetensors.torch import load_file
 
@@ -64,6 +63,8 @@ def check(path: Path, backend: Backend, ranks: int = 1, tolerance: Tolerance | N
         reference = load_file(path / REFERENCE)
         if is_pooled(reference):
             return Report(str(path), tuple(check_pooled(path, backend.name, reference, turns(reference), ranks, tolerance)))
+        if is_media(reference):
+            return Report(str(path), tuple(check_media(path, backend.name, reference, ranks, tolerance)))
         findings = [*_check_model(open_checkpoint(path), backend, reference, ranks, tolerance)]
         findings += _check_engine(path, backend.name, reference, ranks, tolerance)
     except PagodaError as error:
@@ -126,39 +127,15 @@ def _check_engine(path: Path, device: str, reference: Reference, ranks: int, tol
         str(path), device=device, dtype="float32", max_model_len=longest, tensor_parallel_size=ranks, kv_cache_memory_bytes=POOL_BYTES
     ) as llm:
         for names in turns(reference):
-            params = [_params(reference, name) for name in names]
+            params = [greedy_params(reference, name) for name in names]
             outputs = llm.generate([{"prompt_token_ids": _prompt(reference, name)} for name in names], params, use_tqdm=False)
             for name, output in zip(names, outputs, strict=True):
                 answer = output.outputs[0]
-                findings += _engine_findings(name, list(answer.token_ids), answer.logprobs or [], reference, tolerance)
+                findings += engine_findings(name, list(answer.token_ids), answer.logprobs or [], reference, tolerance)
                 if output.prompt_logprobs is not None:
                     got = [row for row in output.prompt_logprobs if row is not None]
-                    findings.append(_logprobs(f"{name}.engine.prompt_logprobs", got, reference[f"{name}.full_logits"], tolerance))
+                    findings.append(logprobs_finding(f"{name}.engine.prompt_logprobs", got, reference[f"{name}.full_logits"], tolerance))
     return findings
-
-
-def _engine_findings(
-    name: str, tokens: list[int], logprobs: Sequence[dict[int, Logprob]], reference: Reference, tolerance: Tolerance
-) -> list[Finding]:
-    want, rows = reference[f"{name}.tokens"].tolist(), reference[f"{name}.logits"]
-    found, _ = compare_greedy(f"{name}.engine", tokens, rows[: len(tokens)], want, rows, tolerance)
-    same = found.compared + (tokens != want[: len(tokens)])
-    return [found, _logprobs(f"{name}.engine.logprobs", logprobs[:same], rows, tolerance)]
-
-
-def _logprobs(name: str, got: Sequence[dict[int, Logprob]], rows: torch.Tensor, tolerance: Tolerance) -> Finding:
-    if not got or len(got) > len(rows):
-        return Finding(name, False, note=f"{len(got)} positions instead of {len(rows)}")
-    want = rows.double().log_softmax(-1)
-    error = max(abs(entry.logprob - float(row[token])) for row, entries in zip(want, got) for token, entry in entries.items())
-    relative = error / max(float(rows.double().std(unbiased=False)), 1e-9)
-    return Finding(name, relative <= tolerance.error, relative, len(got))
-
-
-def _params(reference: Reference, name: str) -> SamplingParams:
-    whole = MAX_LOGPROBS if f"{name}.full_logits" in reference else None
-    count = len(reference[f"{name}.tokens"])
-    return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, logprobs=MAX_LOGPROBS, prompt_logprobs=whole)
 
 
 def _prompt(reference: Reference, name: str) -> list[int]:

@@ -64,7 +64,9 @@ class Admitter:
             return None
         remote = self._remote_units(sequence, start)
         behind = len(sequence.tokens) - start.length
-        count = self._count(sequence, start, min(behind, budget, self._threshold or behind))
+        count = self._with_media(sequence, start, self._count(sequence, start, min(behind, budget, self._threshold or behind)))
+        if not count:
+            return None
         if not remote and count < behind and not self._chunked:
             return None
         if remote and not self._fits(sequence, start, remote * ledger.index.unit):
@@ -124,6 +126,11 @@ class Admitter:
             return count
         ends = (stop for stop in self._stops(sequence, start) if stop > start.length)
         return min(count, min(ends, default=count + start.length) - start.length)
+
+    def _with_media(self, sequence: Sequence, start: Start, count: int) -> int:
+        """`count` tokens, or fewer where embeddings of media are not there and cannot be made in this step."""
+        source, desk = sequence.request.source, self._ledger.media
+        return count if desk is None or not source.media else desk.clip(source, start.length, count)
 
     def _remote_units(self, sequence: Sequence, start: Start) -> int:
         connector, unit = self._ledger.connector, self._ledger.index.unit
@@ -200,4 +207,4 @@ def make_admission(sequence: Sequence) -> Admission:
     request = sequence.request
     output = tuple(sequence.tokens[len(request.source.prompt) :].tolist())
     source = request.source
-    return Admission(sequence.slot, request.params, source.prompt, output, sequence.index, source.eos_ids, source.pooling)
+    return Admission(sequence.slot, request.params, source.prompt, output, sequence.index, source.eos_ids, source.pooling, source.positions)

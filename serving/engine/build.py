@@ -36,7 +36,7 @@ from pagoda.serving.engine.pooling import PoolingFacts
 from pagoda.serving.engine.pooling_runner import PoolingRunner
 from pagoda.serving.engine.runner import Runner, RunnerLimits
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
-from pagoda.serving.engine.sizing import describe_model, in_whole_steps, size
+from pagoda.serving.engine.sizing import describe_model, in_whole_steps, media_rows, size
 from pagoda.serving.engine.spec.make import make_drafter
 from pagoda.serving.engine.target import Target, open_target
 from pagoda.serving.engine.transfer.make import StoreSpec, files_of, identity_of, make_connector, make_shelf
@@ -177,6 +177,8 @@ def _facts(
         length_epochs=model.facts.length_epochs,
         pooling=_pooling(model),
         whole_prompts=model.facts.whole_prompts,
+        media=model.facts.media,
+        media_rows=media_rows(config, model.facts),
     )
 
 

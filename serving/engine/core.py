@@ -101,6 +101,7 @@ class EngineCore:
             adapter_slots=facts.adapter_slots,
             load_seconds=facts.load_seconds,
             pooling=facts.pooling,
+            modalities=facts.media.modalities if facts.media is not None else (),
         )
 
     def follow_grammars(self, compiler: Compiler) -> None:

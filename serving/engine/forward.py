@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -32,11 +33,13 @@ class Forward:
 
     Attributes:
         model: may be replaced between steps (wake).
+        embeddings: the store of media's rows, where the model takes any.
         last_tokens: `[slots + 1]` int64, the last token sampled for each slot; padding rows leave theirs in the last place.
     """
 
     def __init__(self, device: Device, model: Model, sampler: Sampler, slots: int) -> None:
         self.device, self.model, self.sampler = device, model, sampler
+        self.embeddings: torch.Tensor | None = None
         self.last_tokens = device.memory.alloc(MemoryKind.WORK, (slots + 1,), torch.int64).zero_()
         # Length of each slot's sequence when it began, for models whose angles follow it: any length within its epoch will do.
         by_length = model.facts.length_epochs is not None
@@ -81,6 +84,7 @@ class Forward:
             positions,
             groups,
             plans,
+            self._media(views),
             taps=batch.taps,
             routed=batch.routed,
             adapters=views.get("adapters"),
@@ -89,6 +93,12 @@ class Forward:
             types=types,
         )
         return self.model.forward(inputs)
+
+    def _media(self, views: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        rows = views.get("span_rows")
+        if rows is None or self.embeddings is None:
+            return None
+        return rows, self.embeddings[views["span_sources"]]
 
     def logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor | None:
         """`[S, V]` of the sampled rows, None where there are none."""

@@ -50,7 +50,7 @@ class Indexer:
             if len(sequence.digests) < unit:
                 self._extend(slot, unit)
             if len(sequence.digests) == unit:
-                ledger.index.extend_one(sequence.digests, sequence.root, row)
+                ledger.index.extend_one(sequence.digests, sequence.root, row, sequence.request.marks)
             self._insert(sequence.digests[unit], tables)
 
     def _index_many(self, slot: int, first: int, last: int) -> None:
@@ -74,5 +74,6 @@ class Indexer:
     def _extend(self, slot: int, units: int) -> list[bytes]:
         ledger = self._ledger
         sequence = ledger.slots.sequence(slot)
-        ledger.index.extend(sequence.digests, sequence.root, ledger.slots.tokens[slot, : units * ledger.index.unit])
+        tokens = ledger.slots.tokens[slot, : units * ledger.index.unit]
+        ledger.index.extend(sequence.digests, sequence.root, tokens, sequence.request.marks)
         return sequence.digests

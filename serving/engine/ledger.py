@@ -12,6 +12,7 @@ from pagoda.models.model import LengthEpochs
 from pagoda.serving.engine.adapters import AdapterBook
 from pagoda.serving.engine.blocks import BlockPool
 from pagoda.serving.engine.groups import token_rules
+from pagoda.serving.engine.media import MediaDesk, Store
 from pagoda.serving.engine.plan import IntArray, RunnerFacts, StepPlan
 from pagoda.serving.engine.policy import Key, WaitingQueue, make_policy
 from pagoda.serving.engine.prefix import PrefixIndex
@@ -33,7 +34,9 @@ class Ledger:
     they were.
     """
 
-    def __init__(self, facts: RunnerFacts, max_num_seqs: int, policy: str, connector: CacheConnector | None = None) -> None:
+    def __init__(
+        self, facts: RunnerFacts, max_num_seqs: int, policy: str, connector: CacheConnector | None = None, budget: int = 2048
+    ) -> None:
         self.connector = connector
         self.epochs: LengthEpochs | None = facts.length_epochs
         self.rules = token_rules(facts.groups)
@@ -43,6 +46,7 @@ class Ledger:
         self.states = _state_tables(facts, self.pool, max_num_seqs)
         self.tables = BlockTables(self.pool, self.rules, max_num_seqs, facts.max_model_len, self.states)
         self.index = PrefixIndex(self.pool, self.rules, self.states)
+        self.media = MediaDesk(Store.of(facts, budget), self.slots) if facts.media is not None else None
         self.policy = make_policy(policy)
         self.waiting = WaitingQueue(self.policy)
         self.requests: dict[str, Request] = {}
@@ -120,7 +124,7 @@ class Ledger:
         for left in self.states.let_go(step):
             if caching and self.slots.open[left.slot]:
                 sequence, units = self.slots.sequence(left.slot), left.tokens // self.index.unit
-                self.index.extend(sequence.digests, sequence.root, self.slots.tokens[left.slot, : left.tokens])
+                self.index.extend(sequence.digests, sequence.root, self.slots.tokens[left.slot, : left.tokens], sequence.request.marks)
                 self.index.insert_state(sequence.digests[units - 1], left.pages)
             self.pool.release(left.pages)
 

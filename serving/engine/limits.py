@@ -17,6 +17,7 @@ def check_request(request: EngineRequest, budget: int, facts: RunnerFacts, ledge
         raise RequestError("the prompt holds no token; it needs at least one", param="prompt")
     check_ids(request, facts.vocab_size)
     check_pooling(request.pooling, facts.pooling)
+    _check_media(request, budget, ledger)
     if request.pooling is not None:
         return _check_pooled(request, longest, facts.overlap * budget, ledger)
     if prompt >= longest:
@@ -28,6 +29,13 @@ def check_request(request: EngineRequest, budget: int, facts: RunnerFacts, ledge
     limit = longest if request.params.max_tokens is None else min(prompt + request.params.max_tokens, longest)
     _check_pages(request, limit, facts.overlap * budget, ledger)
     return limit
+
+
+def _check_media(request: EngineRequest, budget: int, ledger: Ledger) -> None:
+    if ledger.media is not None:
+        ledger.media.check(request, budget)
+    elif request.media:
+        raise RequestError(f"this model takes tokens only, and the request brings an {request.media[0].modality}", param="media")
 
 
 def _check_pooled(request: EngineRequest, longest: int, ahead: int, ledger: Ledger) -> int:

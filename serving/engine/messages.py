@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from pagoda.models.media import MediaItem, MediaPositions
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.pooling import Pooled, PoolingFacts, PoolingParams
 
@@ -46,6 +47,7 @@ class EngineRequest:
         length_penalty: beam scores are divided by length ** this.
         arrival: seconds since the epoch.
         pooling: the answer is pooled of the prompt instead of generated; `params` then matter no more.
+        media: what stands for some of the prompt's tokens, in their order. positions: of models with several a token.
     """
 
     request_id: str
@@ -59,6 +61,8 @@ class EngineRequest:
     length_penalty: float = 1.0
     arrival: float = 0.0
     pooling: PoolingParams | None = None
+    media: tuple[MediaItem, ...] = ()
+    positions: MediaPositions | None = None
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,7 @@ class EngineFacts:
         load_seconds: how long the parts of rank 0's loading took, in order.
         adapters: (name, folder, parent) of those loaded at start. adapter_slots: 0 where none may be loaded.
         pooling: of a model that answers with vectors or scores; None: it generates.
+        modalities: what it takes beside tokens.
     """
 
     max_model_len: int
@@ -191,3 +196,4 @@ class EngineFacts:
     adapter_slots: int = 0
     load_seconds: dict[str, float] = field(default_factory=dict)
     pooling: PoolingFacts | None = None
+    modalities: tuple[str, ...] = ()

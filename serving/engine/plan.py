@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pagoda.models.media import MediaFacts, MediaPositions, Numbers
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.pooling import PoolingFacts, PoolingParams
 
@@ -34,6 +35,7 @@ class Admission(NamedTuple):
         sequence: index among the request's `n` sequences, mixed into the seed.
         eos_ids: end tokens; with `params.stop_token_ids` they are held back until `params.min_tokens` are out.
         pooling: of a request that is pooled.
+        positions: of a prompt with media, for models with several a token.
     """
 
     slot: int
@@ -43,6 +45,7 @@ class Admission(NamedTuple):
     sequence: int = 0
     eos_ids: tuple[int, ...] = ()
     pooling: PoolingParams | None = None
+    positions: MediaPositions | None = None
 
 
 class PageCopies(NamedTuple):
@@ -57,6 +60,31 @@ class Placement(NamedTuple):
 
     slot: int
     adapter: int
+
+
+class EncodeJob(NamedTuple):
+    """Before the step, an item is encoded into `rows` `[n]` of the embedding store.
+
+    Attributes:
+        tokens: ids that the item stands for `[n]`. tensors: see `MediaItem`.
+    """
+
+    rows: LongArray
+    tokens: tuple[int, ...]
+    tensors: dict[str, Numbers]
+
+
+class MediaPlan(NamedTuple):
+    """What a step does with media.
+
+    Attributes:
+        jobs: items to encode first.
+        rows, sources: `[E]` int64, tokens of the step and the rows of the embedding store that replace them.
+    """
+
+    jobs: tuple[EncodeJob, ...]
+    rows: LongArray
+    sources: LongArray
 
 
 @dataclass(frozen=True)
@@ -86,6 +114,7 @@ class StepPlan:
         routed: `[R]` bool, the rows whose tokens' experts the step gives; None: no row's.
         runs: optional `[R]` int32, a burst: so many tokens each row is to sample, one after the other, in as many steps of one token a row
             that the host does not look at in between. What the other fields say is the first of them; block tables hold all.
+        media: what is encoded and replaced; None where no row has media.
     """
 
     step: int
@@ -110,6 +139,7 @@ class StepPlan:
     tapped: BoolArray | None = None
     routed: BoolArray | None = None
     runs: IntArray | None = None
+    media: MediaPlan | None = None
 
     @property
     def num_rows(self) -> int:
@@ -181,6 +211,7 @@ class RunnerFacts:
         trees: its attention takes drafts that branch (`ops.attention.TreeMask`).
         load_seconds: see `EngineFacts`.
         pooling: see `EngineFacts`. whole_prompts: a step takes no parts of prompts.
+        media: see `models.media.MediaFacts`; media_rows: embeddings that the ranks keep.
         length_epochs: a `models.model.LengthEpochs` where a sequence that grows must be computed anew, or None.
     """
 
@@ -202,3 +233,5 @@ class RunnerFacts:
     trees: bool = False
     pooling: PoolingFacts | None = None
     whole_prompts: bool = False
+    media: MediaFacts | None = None
+    media_rows: int = 0

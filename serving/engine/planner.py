@@ -102,6 +102,8 @@ class Planner:
             np.minimum(want, self._threshold, out=want)
         if want.sum() > self._budget:
             want = self._deal(want)
+        if self._ledger.media is not None:
+            want = self._ledger.media.clip_running(order, slots.computed[order], want)
         return want if states is None else states.clip(order, slots.computed[order], want, whole)
 
     def _deal(self, want: IntArray) -> IntArray:
@@ -173,6 +175,7 @@ class Planner:
             parents=drafts[1] if drafts is not None else None,
             adapters=self._adapters(slots),
             placements=self._ledger.adapters.take_placements(),
+            media=self._ledger.media.plan(slots, starts, counts) if self._ledger.media is not None else None,
             taps=self._speculator.taps if self._speculator is not None else (),
             tapped=self._speculator.tapped(slots) if self._speculator is not None else None,
             runs=runs,

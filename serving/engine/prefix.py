@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ SEEN = 65536
 """Units of prompts that are remembered beyond their pages, to tell where prompts part."""
 
 NO_PAGES = np.zeros(0, np.int32)
+NO_MARKS: Mapping[int, bytes] = MappingProxyType({})
 
 
 def chain_root(salt: str | None, adapter: str | None, extra: Sequence[str] = ()) -> bytes:
@@ -47,14 +49,15 @@ class PrefixIndex:
         self._per_unit = [self.unit // rule.tokens_per_page for rule in rules]
         self._names = [[bytes((group,)) + part.to_bytes(2, "little") for part in range(n)] for group, n in enumerate(self._per_unit)]
 
-    def extend(self, digests: list[bytes], root: bytes, tokens: IntArray) -> None:
-        """Append the digests of the whole units of `tokens` that `digests` lacks."""
+    def extend(self, digests: list[bytes], root: bytes, tokens: IntArray, marks: Mapping[int, bytes] = NO_MARKS) -> None:
+        """Append the digests of the whole units of `tokens` that `digests` lacks; `marks`: what units depend on beside them."""
         for start in range(len(digests) * self.unit, len(tokens) - self.unit + 1, self.unit):
-            self.extend_one(digests, root, tokens[start : start + self.unit])
+            self.extend_one(digests, root, tokens[start : start + self.unit], marks)
 
-    def extend_one(self, digests: list[bytes], root: bytes, tokens: IntArray) -> None:
+    def extend_one(self, digests: list[bytes], root: bytes, tokens: IntArray, marks: Mapping[int, bytes] = NO_MARKS) -> None:
         """Append the digest of the next unit."""
-        digests.append(blake2b((digests[-1] if digests else root) + tokens.tobytes(), digest_size=16).digest())
+        mark = marks.get(len(digests), b"")
+        digests.append(blake2b((digests[-1] if digests else root) + tokens.tobytes() + mark, digest_size=16).digest())
 
     def find(self, digests: Sequence[bytes], longest: int) -> Hit:
         """The longest prefix of at most `longest` tokens whose next query finds every page that it reads."""

@@ -19,7 +19,9 @@ from pagoda.hal.table import KernelTable
 from pagoda.models.model import Model
 from pagoda.serving.engine.adapter_store import AdapterStore
 from pagoda.serving.engine.batch import BatchPacker, Bucket, StepBatch
+from pagoda.serving.engine.burst_steps import Burst
 from pagoda.serving.engine.captured import CapturedSteps
+from pagoda.serving.engine.embeddings import EmbeddingStore
 from pagoda.serving.engine.forward import Forward
 from pagoda.serving.engine.layout import HEADER_WORDS
 from pagoda.serving.engine.pages import Pages
@@ -94,9 +96,11 @@ class Runner:
         self._forward = Forward(device, model, self._sampler, rows)
         self._captured = CapturedSteps(device, self._forward, pages, rows, limits.max_model_len, communicator)
         self._packer = BatchPacker(device, pages.page_sizes, self._slots, _step_bytes(pages, limits), limits.in_flight)
-        burst = self._captured.burst
+        # The later steps of a burst count positions on: they know one an axis.
+        burst = self._captured.burst if facts.media is None or facts.media.axes == 1 else Burst()
         self.facts = replace(facts, burst_steps=burst.steps, burst_rows=burst.rows)
         self._copier = ResultCopier(device, 2 * rows * burst.steps, limits.in_flight)
+        self._media = self._embedding_store(model, rows)
         device.synchronize()
 
     @torch.inference_mode()
@@ -105,8 +109,9 @@ class Runner:
         with self._stream:
             self._prepare(plan)
             as_it_is = bool(plan.taps) or plan.routed is not None or self._slots.score_prompt(plan.slots, plan.starts)
+            as_it_is |= plan.media is not None
             bucket = None if as_it_is else self._captured.bucket(plan)
-            batch = self._packer.pack(plan, bucket)
+            batch = self._packer.pack(plan, bucket, self._media.extras(plan) if self._media is not None else None)
             sampled, prompts, states = self._execute(plan, batch, padded=bucket is not None)
             asked = self._slots.rows_with(plan.slots[batch.samples.rows], Use.LOGPROBS)
             return self._copier.start(self._stream, plan, batch.samples, sampled, asked, prompts, states)
@@ -193,10 +198,23 @@ class Runner:
             self._slots.admit(admission)
             self._sampler.admit(admission)
             self._forward.admit(admission)
+            if self._media is not None:
+                self._media.admit(admission)
+        if plan.media is not None:
+            assert self._media is not None
+            self._media.encode(self._forward.model, plan.media)
         if self._slots.uses(plan.slots) & Use.BAD_WORDS:
             self._slots.observe(plan.slots, plan.starts, plan.lengths, plan.token_ids)
         if plan.copies is not None and len(plan.copies.source):
             self._copy_pages(plan.copies)
+
+    def _embedding_store(self, model: Model, slots: int) -> EmbeddingStore | None:
+        media = self.facts.media
+        if media is None:
+            return None
+        store = EmbeddingStore(self.device, media, self.facts.media_rows, slots, getattr(torch, model.facts.dtype))
+        self._forward.embeddings = store.rows
+        return store
 
     def _copy_pages(self, copies: PageCopies) -> None:
         there = self.device.torch_device

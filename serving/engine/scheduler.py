@@ -19,6 +19,7 @@ from pagoda.serving.engine.fork import fork_sequence
 from pagoda.serving.engine.grammar import Grammar
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.limits import check_request
+from pagoda.serving.engine.media import marks_of
 from pagoda.serving.engine.messages import EngineRequest, EngineStats, FinishReason, RequestDelta, StepDeltas
 from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.planner import Planner
@@ -77,7 +78,7 @@ class Scheduler:
         _check_states(facts, connector, drafter)
         self._config = config
         self._facts = facts
-        self._ledger = Ledger(facts, config.max_num_seqs, config.scheduling_policy, connector)
+        self._ledger = Ledger(facts, config.max_num_seqs, config.scheduling_policy, connector, config.max_num_batched_tokens)
         threshold = config.long_prefill_token_threshold
         admitter = Admitter(self._ledger, caching=config.enable_prefix_caching, chunked=config.enable_chunked_prefill, threshold=threshold)
         self._speculator = Speculator(self._ledger, drafter) if drafter is not None else None
@@ -232,6 +233,8 @@ class Scheduler:
         root = chain_root(source.cache_salt, adapter.key if adapter is not None else None)
         request = Request(source, params, self._submitted, root, adapter=adapter)
         self._submitted += 1
+        if source.media:
+            request.marks = marks_of(source.media, self._ledger.index.unit)
         request.prompt_logprobs = [] if params.prompt_logprobs is not None else None
         if source.pooling is not None and self._facts.pooling is not None:
             skips = source.pooling.skip_reading_prefix_cache

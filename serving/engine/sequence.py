@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import IntArray
 from pagoda.serving.engine.pooling import Pooled
+from pagoda.serving.engine.prefix import NO_MARKS
 
 if TYPE_CHECKING:
     from pagoda.serving.engine.adapters import LoadedAdapter
@@ -48,6 +50,7 @@ class Request:
         beams: its beam search; its sequences are then the living beams. born: sequences ever begun, forks included.
         grammar: what its output must match, once that is compiled.
         adapter: the one that it asked for.
+        marks: what units of its hash chain depend on beside tokens.
         pools_all: the hidden state of every prompt token counts. pooled: the answer of a pooling request.
     """
 
@@ -66,6 +69,7 @@ class Request:
     born: int = 0
     grammar: Grammar | None = None
     adapter: LoadedAdapter | None = None
+    marks: Mapping[int, bytes] = field(default_factory=lambda: NO_MARKS)
     pools_all: bool = False
     pooled: Pooled | None = None
     submitted: float = field(default_factory=time.monotonic)

@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 
 from pagoda.hal.errors import CapacityError, ConfigError
 from pagoda.hal.info import Feature
-from pagoda.hal.kv import CacheGroup, CacheKind
+from pagoda.hal.kv import DTYPE_BYTES, CacheGroup, CacheKind
 from pagoda.hal.memory import MemoryPlan, MemoryRequest
 from pagoda.models.adapters.slots import LoraLimits
 from pagoda.models.conversion import Wanted
 from pagoda.models.load import Description, describe, open_checkpoint, page_sizes
 from pagoda.models.loading.reference import resolve
+from pagoda.models.model import ModelFacts
 from pagoda.models.parallel.shard import Shard
 from pagoda.serving.engine.config import EngineConfig
+from pagoda.serving.engine.embeddings import store_rows
 from pagoda.serving.engine.groups import peak_pages, resolve_groups
 from pagoda.serving.engine.layout import HEADER_WORDS
 from pagoda.serving.engine.sampler import OPS, sampling_facts
@@ -89,6 +91,14 @@ def size(config: EngineConfig, target: Target, description: Description) -> Size
     return Sizes(description, groups, padding, work, memory, num_pages, longest, _max_model_len(config, description, longest))
 
 
+def media_rows(config: EngineConfig, facts: ModelFacts) -> int:
+    """Embeddings of media that the ranks keep: those of the longest prompt and of some steps, as far as their bytes are bounded."""
+    if facts.media is None:
+        return 0
+    wanted = max(8 * config.max_num_batched_tokens, facts.max_positions if config.max_model_len is None else config.max_model_len)
+    return store_rows(facts.media, DTYPE_BYTES[facts.dtype], wanted)
+
+
 def cache_groups(config: EngineConfig, target: Target, description: Description) -> tuple[tuple[CacheGroup, ...], float]:
     """Groups whose pages lie as the device wants them, and the share of bytes that padding takes."""
     sizes = page_sizes(description, target.table)
@@ -134,11 +144,14 @@ def _work(config: EngineConfig, description: Description, groups: tuple[CacheGro
     facts = description.facts
     width = sum(group.table_width(config.max_model_len or facts.max_positions) for group in groups)
     step = 8 * HEADER_WORDS + config.max_num_batched_tokens * (16 + 8 * len(groups)) + config.max_num_seqs * (128 + 4 * width)
-    return {
+    work = {
         "activations": config.max_num_batched_tokens * facts.work_bytes_per_token,
         "logits and sampling": config.max_num_seqs * facts.vocab_size * SAMPLING_BYTES,
         "step buffers": 4 * step * target.sharing,
     }
+    if facts.media is not None:
+        work["media"] = media_rows(config, facts) * facts.media.row_width * DTYPE_BYTES[facts.dtype]
+    return work
 
 
 def _request(

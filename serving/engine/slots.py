@@ -19,7 +19,7 @@ class Slots:
         stops: `[S, K]` ids that end it, −1 where fewer.
         drafted: drafts of the step that is planned, which lie in `tokens` after the known ones. drafting: all rows may have drafts.
         in_flight: steps in flight that hold the slot.
-        adapter: device slot of the sequence's adapter, −1 for none.
+        adapter: device slot of the sequence's adapter, −1 for none. media: end of its last media item, 0 for none.
         indexed: units of the hash chain that are in the prefix index.
         active: may be planned. open: takes sampled tokens. bound: sits out until its last token is known.
         searching: a beam, whose next token the search chooses and not the sampler.
@@ -33,6 +33,7 @@ class Slots:
         self.known, self.total, self.computed, self.committed = (np.zeros(count, np.int32) for _ in range(4))
         self.prompt, self.limit, self.floor, self.in_flight, self.indexed = (np.zeros(count, np.int32) for _ in range(5))
         self.adapter: IntArray = np.full(count, -1, np.int32)
+        self.media: IntArray = np.zeros(count, np.int32)
         self.drafted: IntArray = np.zeros(count, np.int32)
         self.drafting = False
         self.stops: IntArray = np.full((count, 1), -1, np.int32)
@@ -59,6 +60,7 @@ class Slots:
         self.in_flight[slot] = self.drafted[slot] = 0
         self.indexed[slot] = 0
         self.adapter[slot] = adapter
+        self.media[slot] = source.media[-1].end if source.media else 0
         self.active[slot] = self.open[slot] = True
         self.searching[slot] = source.beam_width > 0
         self.bound[slot] = params.bound or source.beam_width > 0 or self.drafting

@@ -62,7 +62,7 @@ class StartFinder:
         if not self._caching or sequence.computes_all:
             longest = 0
         if longest >= index.unit:
-            index.extend(sequence.digests, sequence.root, sequence.tokens)
+            index.extend(sequence.digests, sequence.root, sequence.tokens, sequence.request.marks)
         hit = index.find(sequence.digests, longest)
         parting = index.parting(sequence.digests, hit.length // index.unit, longest) if self._ledger.states is not None else 0
         return Start(hit.length, hit.pages, (0,) * len(self._ledger.rules), hit.state, parting=parting)

@@ -6,13 +6,15 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from pagoda.hal.errors import RequestError
+from pagoda.models.media import MediaItem, MediaPositions
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.token_ids import check_ids
 from pagoda.serving.frontend.bad_words import with_bad_word_ids
+from pagoda.serving.frontend.media import MEDIA, MediaProcessor
 from pagoda.serving.frontend.text import TextFrontend
 
 Messages = Sequence[Mapping[str, Any]]
@@ -21,19 +23,22 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class Encoded(NamedTuple):
-    """A prompt's ids, and its text where there was one."""
+    """A prompt's ids, its text where there was one, and its media."""
 
     ids: list[int]
     text: str | None
+    media: tuple[MediaItem, ...] = ()
+    positions: MediaPositions | None = None
 
 
 @dataclass(frozen=True)
 class Processor:
-    """One model's way in. `defaults` are the sampling settings of its generation_config.json."""
+    """One model's way in. `defaults` are the sampling settings of its generation_config.json; `media`: for models that take any."""
 
     text: TextFrontend
     facts: EngineFacts
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    media: MediaProcessor | None = None
 
     def default_params(self, **given: Any) -> SamplingParams:
         """The model's own sampling settings; `given` ones win, and the output may be as long as the model allows."""
@@ -55,10 +60,20 @@ class Processor:
 
     def encode_all(self, prompts: Sequence[Prompt]) -> list[Encoded]:
         """Of several prompts, the texts among them on all cores."""
+        if any(map(_has_media, prompts)):
+            return [self._with_media(prompt) if _has_media(prompt) else self.encode(prompt) for prompt in prompts]
         plain = [_of_mapping(prompt) if isinstance(prompt, Mapping) else prompt for prompt in prompts]
         texts = [prompt for prompt in plain if isinstance(prompt, str)]
         ids = iter(self.text.tokenizer.encode_batch(texts))
         return [Encoded(next(ids), prompt) if isinstance(prompt, str) else Encoded(_checked(prompt), None) for prompt in plain]
+
+    def _with_media(self, prompt: Mapping[str, Any]) -> Encoded:
+        """Of a prompt with {"multi_modal_data": {"image": …}}."""
+        if self.media is None:
+            raise RequestError("this model takes text only; leave out multi_modal_data", param=MEDIA)
+        text = _of_mapping(prompt)
+        ids, items, positions = self.media(text if isinstance(text, str) else _checked(text), prompt[MEDIA])
+        return Encoded(ids, text if isinstance(text, str) else None, items, positions)
 
     def encode_chat(self, messages: Messages, **options: Any) -> Encoded:
         """Ids of a conversation; `options` are those of `text.ChatTemplate.render`."""
@@ -78,6 +93,8 @@ class Processor:
         adapter: str | None = None,
         beam_width: int = 0,
         length_penalty: float = 1.0,
+        media: tuple[MediaItem, ...] = (),
+        positions: MediaPositions | None = None,
     ) -> EngineRequest:
         """A request that the engine can take, its output limit set.
 
@@ -95,6 +112,8 @@ class Processor:
             beam_width=beam_width,
             length_penalty=length_penalty,
             arrival=time.time(),
+            media=media,
+            positions=positions,
         )
         check_ids(request, self.facts.vocab_size)
         return request
@@ -104,6 +123,10 @@ def _checked(ids: Sequence[int]) -> list[int]:
     if not all(isinstance(i, int) for i in ids):
         raise RequestError("a prompt is a text or a list of token ids", param="prompt")
     return list(ids)
+
+
+def _has_media(prompt: Prompt) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(prompt, Mapping) and bool(prompt.get(MEDIA))
 
 
 def _of_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:

@@ -56,7 +56,8 @@ class Session:
         return self._made(self.processor.encode_chat(messages, **options or {}), params, fields)
 
     def _made(self, encoded: Encoded, params: SamplingParams | None, fields: dict[str, Any]) -> tuple[EngineRequest, str | None]:
-        return self.processor.request(encoded.ids, params or self.processor.params_for(len(encoded.ids), {}), **fields), encoded.text
+        params = params or self.processor.params_for(len(encoded.ids), {})
+        return self.processor.request(encoded.ids, params, media=encoded.media, positions=encoded.positions, **fields), encoded.text
 
     async def run(self, request: EngineRequest, prompt: str | None = None, *, patient: bool = False) -> AsyncGenerator[RequestOutput, None]:
         """Send a request; yields its output, the same growing object, after every step until it is finished (`patient`: less often).

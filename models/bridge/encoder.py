@@ -1,0 +1,88 @@
+"""The vision side of a transformers module: what stands before its language model, run for one item at a time.
+
+Whatever the model does with pixels and placeholders happens in its own forward; that ends where the language model would begin, with the
+embeddings that it would have got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pagoda.hal.errors import ModelError
+from pagoda.models.bridge.module import Module
+from pagoda.models.media import EncoderInput, MediaFacts
+
+PIXELS = "get_image_features"
+
+
+class Reached(Exception):
+    """The language model was called, with these arguments."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+class BridgedEncoder:
+    """Implements `media.Encoder`.
+
+    Args:
+        body: path of the language model. top: of the module that puts media before it.
+    """
+
+    def __init__(self, module: Module, body: str, top: str) -> None:
+        self._body, self._top = module.get_submodule(body), module.get_submodule(top)
+
+    def forward(self, items: Sequence[EncoderInput]) -> list[torch.Tensor]:
+        """See `Encoder.forward`."""
+        return [self._one(item) for item in items]
+
+    def _one(self, item: EncoderInput) -> torch.Tensor:
+        ids = item.token_ids.long()[None]
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        try:
+            with _stopped(self._body):
+                self._top(input_ids=ids, position_ids=positions, use_cache=False, **item.tensors)
+        except Reached as reached:
+            return _rows(reached.arguments)
+        raise ModelError(f"{type(self._top).__name__} made no embeddings of an image: it never called its language model")
+
+
+def media_facts(module: Module, body: str, width: int) -> MediaFacts | None:
+    """Of a module whose language model lies at `body`; None where there is nothing before it."""
+    parent = parent_of(module, body)
+    if not (hasattr(parent, PIXELS) or hasattr(module, PIXELS)):
+        return None
+    levels = len(getattr(getattr(module.config, "vision_config", None), "deepstack_visual_indexes", None) or ())
+    return MediaFacts(("image",), width * (1 + levels), 3 if hasattr(parent, "get_rope_index") else 1)
+
+
+def parent_of(module: Module, body: str) -> Any:
+    """What puts media before the language model at `body`."""
+    return module.get_submodule(body.rpartition(".")[0])
+
+
+@contextmanager
+def _stopped(body: Any) -> Iterator[None]:
+    """A call of `body` raises `Reached` meanwhile."""
+
+    def reached(*arguments: Any, **options: Any) -> Any:
+        raise Reached(options)
+
+    body.forward = reached
+    try:
+        yield
+    finally:
+        del body.forward
+
+
+def _rows(arguments: dict[str, Any]) -> torch.Tensor:
+    embeds: torch.Tensor = arguments["inputs_embeds"][0]
+    levels = arguments.get("deepstack_visual_embeds")
+    if levels is None:
+        return embeds
+    seen = arguments["visual_pos_masks"][0]
+    return torch.cat([embeds, *(embeds.new_zeros(embeds.shape).masked_scatter(seen[:, None], level) for level in levels)], dim=-1)

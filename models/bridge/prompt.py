@@ -1,0 +1,79 @@
+"""What a frontend must know of a model with images: where they lie in a prompt's tokens, and those tokens' positions. Needs no weights."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pagoda.hal.errors import ConfigError, RequestError
+from pagoda.models.bridge.encoder import parent_of
+from pagoda.models.bridge.interface import ASK, register
+from pagoda.models.bridge.module import body_paths, hollow_module, transformers
+from pagoda.models.media import MediaItem, MediaPositions, digest_of
+from pagoda.models.media_tensors import numbers_of
+
+PLACEHOLDER = re.compile(r"^(image|video|img|vision)_(token|patch|context|pad)?_?(token_)?(id|index)$")
+"""Names under which configurations keep the ids of tokens that stand for parts of an image."""
+
+PER_TOKEN = ("token_type_ids", "position_mask")
+"""Ends of the names of tensors that have a number for each token of the prompt."""
+
+
+class MediaReader:
+    """Of one model."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        register()
+        module = hollow_module(config, "float32", ASK)
+        body, top = body_paths(module)[0]
+        self._parent = parent_of(module, body)
+        self._taken = set(inspect.signature(module.get_submodule(top).forward).parameters)
+        self._placeholders = _placeholders(module.config)
+
+    def read(self, ids: Sequence[int], tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[MediaItem, ...], MediaPositions | None]:
+        """Items of a prompt's ids, and their positions where the model has several a token.
+
+        Args:
+            ids: with all placeholders. tensors: what transformers' processor made beside them.
+
+        Raises `RequestError` where no token stands for an image.
+        """
+        places = [index for index, token in enumerate(ids) if token in self._placeholders]
+        types = tensors.get("mm_token_type_ids")
+        if types is not None:
+            places = sorted({*places, *torch.nonzero(types[0]).flatten().tolist()})
+        if not places:
+            raise RequestError("no token of the prompt stands for the image; put the model's image placeholder into it", param="prompt")
+        first, end = places[0], places[-1] + 1
+        taken = {name: tensor for name, tensor in tensors.items() if name in self._taken and name not in ("input_ids", "attention_mask")}
+        cut = {name: t[:, first:end] if name.endswith(PER_TOKEN) else t for name, t in taken.items()}
+        numbers = {name: numbers_of(tensor) for name, tensor in cut.items()}
+        item = MediaItem("image", digest_of("image", ids[first:end], numbers), first, end - first, numbers)
+        return (item,), self._positions(ids, tensors)
+
+    def _positions(self, ids: Sequence[int], tensors: Mapping[str, torch.Tensor]) -> MediaPositions | None:
+        if not hasattr(self._parent, "get_rope_index"):
+            return None
+        tokens = torch.tensor([list(ids)])
+        kinds = torch.tensor([[int(token in self._placeholders) for token in ids]], dtype=torch.int32)
+        given = {"mm_token_type_ids": kinds, **tensors, "input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        wanted = inspect.signature(self._parent.get_rope_index).parameters
+        values, delta = self._parent.get_rope_index(**{name: given[name] for name in wanted if name in given})
+        return MediaPositions(numbers_of(values[:, 0].long()), int(delta.flatten()[0]))
+
+
+def own_processor(folder: Path) -> Any:
+    """transformers' processor of a model folder. Raises `ConfigError` where it cannot be made."""
+    try:
+        return transformers().AutoProcessor.from_pretrained(folder, local_files_only=True)
+    except (ImportError, OSError, ValueError) as error:
+        raise ConfigError(f"the processor of {folder.name}, which images need, cannot be loaded: {error}") from error
+
+
+def _placeholders(config: Any) -> frozenset[int]:
+    found = {value for name, value in config.to_dict().items() if PLACEHOLDER.match(name) and isinstance(value, int)}
+    return frozenset(found)

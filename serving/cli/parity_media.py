@@ -1,0 +1,46 @@
+"""Runs a checkpoint whose reference holds a prompt with an image through the engine, with the tensors that the reference was made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from pagoda.models.comparison import Finding, Tolerance
+from pagoda.serving.cli.parity_answers import engine_findings, greedy_params, logprobs_finding
+from pagoda.serving.sdk import LLM
+
+PROMPT, INPUTS = "vlm", "inputs."
+
+POOL_BYTES = 64 << 20
+
+Reference = dict[str, torch.Tensor]
+
+
+def is_media(reference: Reference) -> bool:
+    """Whether the reference is of a prompt with an image."""
+    return f"{PROMPT}.prompt" in reference
+
+
+def check_media(path: Path, device: str, reference: Reference, ranks: int, tolerance: Tolerance) -> list[Finding]:
+    """Whole, and cut into steps of a few tokens; the second time its pages and embeddings are there already."""
+    ids = reference[f"{PROMPT}.prompt"].tolist()
+    tensors = {name.removeprefix(INPUTS): tensor for name, tensor in reference.items() if name.startswith(INPUTS)}
+    prompt = {"prompt_token_ids": ids, "multi_modal_data": {"processed": tensors}}
+    findings: list[Finding] = []
+    with LLM(
+        str(path),
+        device=device,
+        dtype="float32",
+        max_model_len=len(ids) + len(reference[f"{PROMPT}.tokens"]),
+        tensor_parallel_size=ranks,
+        kv_cache_memory_bytes=POOL_BYTES,
+        skip_tokenizer_init=True,
+    ) as llm:
+        for turn in ("engine", "again"):
+            (output,) = llm.generate([prompt], greedy_params(reference, PROMPT, turn == "engine"), use_tqdm=False)
+            answer = output.outputs[0]
+            findings += engine_findings(PROMPT, list(answer.token_ids), answer.logprobs or [], reference, tolerance, turn)
+            if output.prompt_logprobs is not None:
+                got = [row for row in output.prompt_logprobs if row is not None]
+                findings.append(logprobs_finding(f"{PROMPT}.prompt_logprobs", got, reference[f"{PROMPT}.full_logits"], tolerance))
+    return findings

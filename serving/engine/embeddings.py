@@ -1,0 +1,87 @@
+"""One rank's side of media: the store of embeddings, the encoder's work before a step, and positions of several axes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pagoda.hal.device import Device
+from pagoda.hal.memory import MemoryKind
+from pagoda.models.media import EncoderInput, MediaFacts
+from pagoda.models.media_tensors import array_of, tensor_of
+from pagoda.models.model import Model
+from pagoda.serving.engine.batch import Extras
+from pagoda.serving.engine.plan import Admission, EncodeJob, LongArray, MediaPlan, StepPlan
+
+EMBEDDING_BYTES = 256 << 20
+"""Most bytes of embeddings that are kept."""
+
+
+def store_rows(facts: MediaFacts, itemsize: int, wanted: int) -> int:
+    """Rows of the store: `wanted`, or what `EMBEDDING_BYTES` hold."""
+    return min(wanted, EMBEDDING_BYTES // (facts.row_width * itemsize))
+
+
+class EmbeddingStore:
+    """Rows `[N, row_width]` on the device; what lies where is the scheduler's to say (`media.MediaDesk`)."""
+
+    def __init__(self, device: Device, facts: MediaFacts, rows: int, slots: int, dtype: torch.dtype) -> None:
+        self._device = device
+        self.rows = device.memory.alloc(MemoryKind.WORK, (rows, facts.row_width), dtype)
+        self._positions = Positions(facts.axes, slots) if facts.axes > 1 else None
+
+    def admit(self, admission: Admission) -> None:
+        """A sequence begins, or begins again."""
+        if self._positions is not None:
+            self._positions.admit(admission)
+
+    def encode(self, model: Model, plan: MediaPlan) -> None:
+        """Fill rows with the embeddings of new items."""
+        if not plan.jobs:
+            return
+        assert model.encoder is not None
+        made = model.encoder.forward([self._input(job) for job in plan.jobs])
+        for job, rows in zip(plan.jobs, made, strict=True):
+            self.rows[torch.from_numpy(job.rows).to(self.rows.device)] = rows.to(self.rows.dtype)
+
+    def extras(self, plan: StepPlan) -> Extras | None:
+        """The step's columns of media."""
+        positions = self._positions.of(plan) if self._positions is not None else None
+        if plan.media is None or not len(plan.media.rows):
+            return Extras(positions) if positions is not None else None
+        return Extras(positions, plan.media.rows, plan.media.sources)
+
+    def _input(self, job: EncodeJob) -> EncoderInput:
+        there = self.rows.device
+        tensors = {name: tensor_of(numbers).to(there) for name, numbers in job.tensors.items()}
+        cast = {name: t.to(self.rows.dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+        return EncoderInput(torch.tensor(job.tokens, device=there), cast)
+
+
+class Positions:
+    """Of models with several positions a token: for each slot those of its prompt, and how far positions after it are from the index."""
+
+    def __init__(self, axes: int, slots: int) -> None:
+        self._axes = axes
+        self._delta = np.zeros(slots, np.int64)
+        self._prompts: dict[int, LongArray] = {}
+
+    def admit(self, admission: Admission) -> None:
+        given = admission.positions
+        self._delta[admission.slot] = given.delta if given is not None else 0
+        if given is not None:
+            self._prompts[admission.slot] = array_of(given.values)
+        else:
+            self._prompts.pop(admission.slot, None)
+
+    def of(self, plan: StepPlan) -> LongArray:
+        """`[axes, T]`."""
+        ends = np.cumsum(plan.lengths)
+        first = ends - plan.lengths
+        index = np.arange(plan.num_tokens) + np.repeat(plan.starts - first, plan.lengths)
+        positions = np.repeat((index + np.repeat(self._delta[plan.slots], plan.lengths))[None], self._axes, axis=0)
+        for row in np.flatnonzero(np.isin(plan.slots, list(self._prompts))) if self._prompts else ():
+            prompt, start = self._prompts[int(plan.slots[row])], int(plan.starts[row])
+            stop = min(start + int(plan.lengths[row]), prompt.shape[1])
+            if start < stop:
+                positions[:, first[row] : first[row] + stop - start] = prompt[:, start:stop]
+        return positions

@@ -1,0 +1,58 @@
+"""From a prompt with pictures to token ids, items and positions, by transformers' own processor; runs where the frontend runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pagoda.hal.errors import RequestError
+from pagoda.models.bridge.prompt import MediaReader, own_processor
+from pagoda.models.media import MediaItem, MediaPositions
+
+MEDIA = "multi_modal_data"
+"""Key of a prompt mapping under which its media are: {"image": a picture or several}, or {"processed": tensors} with token ids."""
+
+Read = tuple[list[int], tuple[MediaItem, ...], MediaPositions | None]
+
+
+class MediaProcessor:
+    """Of the model in a folder. What it needs is loaded when the first picture comes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, prompt: str | list[int], media: Mapping[str, Any]) -> Read:
+        """Ids with all placeholders, items and positions. Raises `RequestError` for what the model or its processor does not take."""
+        unknown = sorted(set(media) - {"image", "processed"})
+        if unknown:
+            raise RequestError(f"{MEDIA} has {', '.join(unknown)}; this model takes image", param=MEDIA)
+        if "processed" in media:
+            if isinstance(prompt, str):
+                raise RequestError("processed tensors go with prompt_token_ids that hold their placeholders", param=MEDIA)
+            return (prompt, *self._reader.read(prompt, media["processed"]))
+        return self._process(prompt, _listed(media["image"]))
+
+    def _process(self, prompt: str | list[int], images: list[Any]) -> Read:
+        if not isinstance(prompt, str):
+            prompt = self._processor.tokenizer.decode(prompt)
+        try:
+            made = self._processor(text=[prompt], images=images, return_tensors="pt")
+        except Exception as error:  # whatever a processor raises is about what it was given
+            raise RequestError(f"the model's processor refuses this prompt: {type(error).__name__}: {error}", param=MEDIA) from error
+        ids = made.pop("input_ids")[0].tolist()
+        return (ids, *self._reader.read(ids, made))
+
+    @cached_property
+    def _reader(self) -> MediaReader:
+        return MediaReader(json.loads((self._folder / "config.json").read_text(encoding="utf-8")))
+
+    @cached_property
+    def _processor(self) -> Any:
+        return own_processor(self._folder)
+
+
+def _listed(images: Any) -> list[Any]:
+    return list(images) if isinstance(images, Sequence) else [images]

@@ -1,0 +1,96 @@
+"""Tiny random models that see, of transformers' own classes: their folders, processed inputs, and what transformers answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from tiny_checkpoints import SMALL
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+IMAGE = 5
+TEXT = {**SMALL, "tie_word_embeddings": False}
+CLIP = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+QWEN = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3}
+SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+
+KINDS: dict[str, dict[str, Any]] = {
+    "Llava": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": {"model_type": "clip_vision_model", **CLIP}},
+    "Qwen2VL": {
+        "text_config": {"model_type": "qwen2_vl_text", **TEXT, "rope_parameters": SECTIONS},
+        "vision_config": {**QWEN, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2},
+    },
+    "Qwen3VL": {
+        "text_config": {"model_type": "qwen3_vl_text", **TEXT, "head_dim": 8, "rope_parameters": SECTIONS},
+        "vision_config": {**QWEN, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32, "deepstack_visual_indexes": [0, 1],
+                          "num_position_embeddings": 64},
+    },
+}  # fmt: skip
+
+
+def make_vision(folder: Path, name: str) -> torch.nn.Module:
+    """Save a random `name`ForConditionalGeneration; float32 and eager."""
+    model_class = getattr(transformers, f"{name}ForConditionalGeneration")
+    torch.manual_seed(0)
+    config = model_class.config_class(image_token_id=IMAGE, **KINDS[name])
+    config._attn_implementation = "eager"
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            spread = 1.5 * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.3
+            parameter.add_(torch.randn_like(parameter) * spread)
+    model.save_pretrained(folder)
+    return model
+
+
+def inputs(name: str, seed: int) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """A prompt's ids with 16 places of an image, and random pixels."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = [7, 9, 11, *[IMAGE] * 16, 40, 41, 42]
+    if name == "Llava":
+        return ids, {"pixel_values": torch.randn(1, 3, 32, 32, generator=generator)}
+    kinds = torch.tensor([[int(token == IMAGE) for token in ids]], dtype=torch.int32)
+    pixels = torch.randn(64, 3 * 2 * 4 * 4, generator=generator)
+    return ids, {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 8, 8]]), "mm_token_type_ids": kinds}
+
+
+@torch.no_grad()
+def greedy(model: torch.nn.Module, ids: list[int], tensors: dict[str, torch.Tensor], count: int) -> list[int]:
+    """So many tokens, each computed anew without a cache."""
+    ids = list(ids)
+    for _ in range(count):
+        grown = {name: _grown(name, tensor, len(ids)) for name, tensor in tensors.items()}
+        logits = model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), use_cache=False, **grown).logits
+        ids.append(int(logits[0, -1].argmax()))
+    return ids[-count:]
+
+
+def _grown(name: str, tensor: torch.Tensor, length: int) -> torch.Tensor:
+    return torch.nn.functional.pad(tensor, (0, length - tensor.shape[1])) if name == "mm_token_type_ids" else tensor
+
+
+def add_processor(folder: Path) -> None:
+    """LLaVA's processor with a tokenizer of words t0 … t130."""
+    words = {f"t{i}": i for i in range(131) if i != IMAGE} | {"<image>": IMAGE}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="t3", eos_token="t2", extra_special_tokens=["<image>"]
+    )
+    sizes = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+    fast.chat_template = (
+        "{% for m in messages %}{% for p in m.content %}{{ '<image>' if p.type == 'image' else p.text }} {% endfor %}{% endfor %}"
+    )
+    pictures = transformers.CLIPImageProcessorPil(**sizes)
+    options = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    transformers.LlavaProcessor(pictures, fast, image_token="<image>", chat_template=fast.chat_template, **options).save_pretrained(folder)
+    fast.save_pretrained(folder)
+
+
+def picture(seed: int) -> Image.Image:
+    """Noise of 40 by 32 points."""
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (32, 40, 3), np.uint8))

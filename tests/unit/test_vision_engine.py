@@ -1,0 +1,73 @@
+"""Prompts with images through the engine: transformers' answers, however steps cut them, and pages shared by equal images only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pagoda.hal.errors import RequestError
+from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.sdk import LLM
+from tiny_vision import IMAGE, KINDS, add_processor, greedy, inputs, make_vision, picture
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+def engine(folder: Path, **options: Any) -> LLM:
+    settings = {"dtype": "float32", "max_model_len": 64, "kv_cache_memory_bytes": 8 << 20, "skip_tokenizer_init": True, **options}
+    return LLM(str(folder), device="cpu", **settings)
+
+
+def prompt(ids: list[int], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {"prompt_token_ids": ids, "multi_modal_data": {"processed": tensors}}
+
+
+def answers(llm: LLM, prompts: list[Any]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("budget", [2048, 7])
+@pytest.mark.parametrize("name", KINDS)
+def test_answers_are_those_of_transformers_in_any_steps(name: str, budget: int, tmp_path: Path) -> None:
+    model = make_vision(tmp_path, name)
+    asked = [inputs(name, seed) for seed in (1, 2)]
+    text: tuple[list[int], dict[str, torch.Tensor]] = ([50, 51, 52, 53, 54], {})
+    want = [greedy(model, ids, tensors, 12) for ids, tensors in (*asked, text)]
+    assert want[0] != want[1]
+    with engine(tmp_path, max_num_batched_tokens=budget) as llm:
+        given = [*(prompt(*one) for one in asked), {"prompt_token_ids": text[0]}]
+        assert answers(llm, given) == want
+        assert answers(llm, given[:1]) == want[:1]
+
+
+def test_equal_images_share_pages_and_others_never_do(tmp_path: Path) -> None:
+    model = make_vision(tmp_path, "Llava")
+    (ids, first), (_, second) = inputs("Llava", 1), inputs("Llava", 2)
+    with engine(tmp_path, block_size=16) as llm:
+        cached = []
+        for tensors in (first, second, first, second):
+            (output,) = llm.generate([prompt(ids, tensors)], GREEDY, use_tqdm=False)
+            cached.append(output.num_cached_tokens)
+            assert list(output.outputs[0].token_ids) == greedy(model, ids, tensors, 12)
+    assert cached == [0, 0, 16, 16]  # the second time from within the image on
+
+
+def test_a_model_without_eyes_refuses_and_a_prompt_without_places_is_refused(tmp_path: Path) -> None:
+    make_vision(tmp_path, "Llava")
+    ids, tensors = inputs("Llava", 1)
+    with engine(tmp_path) as llm, pytest.raises(RequestError, match="stands for the image"):
+        answers(llm, [prompt([token for token in ids if token != IMAGE], tensors)])
+
+
+def test_pictures_go_through_the_models_own_processor(tmp_path: Path) -> None:
+    model = make_vision(tmp_path, "Llava")
+    add_processor(tmp_path)
+    with engine(tmp_path, skip_tokenizer_init=False) as llm:
+        assert llm.processor.media is not None
+        ids, items, _ = llm.processor.media("t7 <image> t40", {"image": picture(1)})
+        assert ids == [7, *[IMAGE] * 16, 40] and [(item.offset, item.length) for item in items] == [(1, 16)]
+        pixels = torch.frombuffer(bytearray(items[0].tensors["pixel_values"].data), dtype=torch.float32).view(1, 3, 32, 32)
+        want = greedy(model, ids, {"pixel_values": pixels}, 12)
+        assert answers(llm, [{"prompt": "t7 <image> t40", "multi_modal_data": {"image": picture(1)}}]) == [want]
