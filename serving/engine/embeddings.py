@@ -9,8 +9,8 @@ from pagoda.hal.memory import MemoryKind
 from pagoda.models.media import EncoderInput, MediaFacts
 from pagoda.models.media_tensors import array_of, tensor_of
 from pagoda.models.model import Model
-from pagoda.serving.engine.batch import Extras
 from pagoda.serving.engine.plan import Admission, EncodeJob, LongArray, MediaPlan, StepPlan
+from pagoda.serving.engine.rare_columns import Extras
 
 EMBEDDING_BYTES = 256 << 20
 """Most bytes of embeddings that are kept."""
