@@ -5,7 +5,8 @@
     python benchmarks/host_step.py --json FILE          the same figures as JSON
 
 Each step's tokens are random; requests never end, so that every step is a steady one. A step's time is that of `Scheduler.plan`,
-`BatchPacker.pack` and `Scheduler.commit`, measured apart and summed; steps are planned one ahead, as in the engine's loop.
+`BatchPacker.pack` and `Scheduler.commit`, measured apart and summed; steps are planned one ahead, as in the engine's loop. Rows with
+bursts plan four steps at once; their figures are those of one of them.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ PARTS = ("plan", "pack", "commit")
 class Load:
     """`requests` running requests of `prompt` tokens each or a few more, decoding."""
 
-    def __init__(self, requests: int, pages: int, prompt: int, groups: int = 1) -> None:
+    def __init__(self, requests: int, pages: int, prompt: int, groups: int = 1, burst: int = 1) -> None:
         cache = LayerCache(CacheKind.FULL, 8, 128, 128, "bfloat16")
         group = CacheGroup(CacheKind.FULL, (0,), (cache,), PAGE, PAGE * cache.bytes_per_token)
-        facts = RunnerFacts((group,) * groups, pages, 8192, VOCAB, "null")
+        facts = RunnerFacts((group,) * groups, pages, 8192, VOCAB, "null", burst_steps=burst, burst_rows=requests)
         self.scheduler = Scheduler(SchedulerConfig(max_num_seqs=requests, max_num_batched_tokens=max(requests, 2048)), facts)
         self.settings = SamplingSlots(requests + 1, VOCAB)
         self.packer = BatchPacker(find("null").open(), (PAGE,) * groups, self.settings, 1 << 22, facts.overlap)
@@ -70,21 +71,21 @@ class Load:
                 self.settings.admit(admission)
             admitted = time.perf_counter()
             self.packer.pack(plan)
-            self.times["plan"].append(planned - began)
-            self.times["pack"].append(time.perf_counter() - admitted)
+            self.times["plan"].append((planned - began) / plan.num_steps)
+            self.times["pack"].append((time.perf_counter() - admitted) / plan.num_steps)
             self.in_flight.append(plan)
         plan = self.in_flight.popleft()
         count = int(plan.sampled.sum())
-        tokens = self.random.integers(0, VOCAB, (count, 1)).astype(np.int32)
-        result = StepResult(plan.step, tokens, np.ones(count, np.int32))
+        tokens = self.random.integers(0, VOCAB, (count, plan.num_steps)).astype(np.int32)
+        result = StepResult(plan.step, tokens, np.ones(count, np.int32) if plan.runs is None else plan.runs)
         began = time.perf_counter()
         self.scheduler.commit(plan, result)
-        self.times["commit"].append(time.perf_counter() - began)
+        self.times["commit"].append((time.perf_counter() - began) / plan.num_steps)
 
 
-def measure(requests: int, pages: int, prompt: int, steps: int, groups: int = 1) -> dict[str, float]:
+def measure(requests: int, pages: int, prompt: int, steps: int, groups: int = 1, burst: int = 1) -> dict[str, float]:
     """Percentiles in µs of a step and of its parts."""
-    load = Load(requests, pages, prompt, groups)
+    load = Load(requests, pages, prompt, groups, burst)
     for _ in range(steps):
         load.turn()
     columns = {part: 1e6 * np.array(load.times[part][:steps]) for part in PARTS}
@@ -111,21 +112,23 @@ def main() -> None:
         profile(256, options.steps)
         return
     rows = []
-    for requests, pages, prompt, groups in _grid():
-        figures = measure(requests, pages, prompt, options.steps, groups)
-        rows.append({"requests": requests, "pages": pages, "prompt": prompt, "groups": groups, **figures})
+    for requests, pages, prompt, groups, burst in _grid():
+        figures = measure(requests, pages, prompt, options.steps, groups, burst)
+        rows.append({"requests": requests, "pages": pages, "prompt": prompt, "groups": groups, "burst": burst, **figures})
         parts = "  ".join(f"{part} {figures[f'{part}_p50']:7.1f}" for part in PARTS)
-        print(f"{requests:5} requests  {pages:7} pages  {prompt:5} tokens  {groups} groups:  step p50 {figures['step_p50']:7.1f} µs"
+        load = f"{requests:5} requests  {pages:7} pages  {prompt:5} tokens  {groups} groups  bursts of {burst}"
+        print(f"{load}:  step p50 {figures['step_p50']:7.1f} µs"
               f"  p99 {figures['step_p99']:7.1f}   ({parts})", flush=True)  # fmt: skip
     if options.json:
         machine = {"machine": platform.platform(), "python": platform.python_version(), "numpy": np.__version__}
         options.json.write_text(json.dumps({"command": "python benchmarks/host_step.py", **machine, "rows": rows}, indent=1) + "\n")
 
 
-def _grid() -> list[tuple[int, int, int, int]]:
-    counts = [(requests, 100_000, 32, 1) for requests in (1, 8, 64, 256, 1024)]
-    pools = [(16, pages, 32, 1) for pages in (1_000, 100_000)]
-    return [*counts, *pools, (256, 100_000, 1024, 1), (256, 100_000, 256, 6)]
+def _grid() -> list[tuple[int, int, int, int, int]]:
+    counts = [(requests, 100_000, 32, 1, 1) for requests in (1, 8, 64, 256, 1024)]
+    bursts = [(requests, 100_000, 32, 1, 4) for requests in (1, 8, 64)]
+    pools = [(16, pages, 32, 1, 1) for pages in (1_000, 100_000)]
+    return [*counts, *bursts, *pools, (256, 100_000, 1024, 1, 1), (256, 100_000, 256, 6, 1)]
 
 
 if __name__ == "__main__":

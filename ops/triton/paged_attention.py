@@ -8,6 +8,7 @@ import torch
 import triton
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts, PagedBatch
+from pagoda.ops.triton.launch import early
 from pagoda.ops.triton.paged_kernels import attend, attend_shared, merge
 from pagoda.ops.triton.tiles import SHARED, Tile, tile_of
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -137,7 +138,7 @@ class PagedAttention(PlainKernel):
             merge[(requests, facts.num_heads)](
                 partial, lse, out, part.batch.query_start, out if sinks is None else sinks, out.stride(0), out.stride(1),
                 HEADS=facts.num_heads, DV=facts.v_dim, BLOCK_DV=self.block_dv, SLOTS=slots, BLOCK_S=triton.next_power_of_2(slots),
-                SINKS=sinks is not None,
+                SINKS=sinks is not None, **early(q.device),
             )  # fmt: skip
 
     def _attend(self, part: Part, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, out: torch.Tensor,
@@ -158,7 +159,7 @@ class PagedAttention(PlainKernel):
             WINDOW=facts.window or 0, CHUNK=facts.chunk or 0, CAUSAL=facts.causal, SOFTCAP=facts.softcap is not None,
             SINKS=sinks is not None, ALIBI=slopes is not None, SPLITS=part.splits, OFFSET=part.shared, SLOTS=part.shared + part.splits,
             FEWEST=part.fewest, DESCRIPTOR=described, PRECISION=self.precision, STAGES=tile.stages,
-            num_warps=tile.warps, num_stages=tile.stages,
+            num_warps=tile.warps, num_stages=tile.stages, **early(q.device),
         )  # fmt: skip
 
     def _attend_shared(self, part: Part, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor,
@@ -172,7 +173,7 @@ class PagedAttention(PlainKernel):
             HEADS=facts.num_heads, GROUP=self.group, BLOCK_M=tile.rows, TILE=tile.keys, PAGE=facts.page_size, D=facts.head_dim,
             DV=facts.v_dim, BLOCK_D=self.block_d, BLOCK_DV=self.block_dv, SOFTCAP=facts.softcap is not None, SPLITS=part.shared,
             SLOTS=part.shared + part.splits, DESCRIPTOR=described, PRECISION=self.precision, STAGES=tile.stages,
-            num_warps=tile.warps, num_stages=tile.stages,
+            num_warps=tile.warps, num_stages=tile.stages, **early(q.device),
         )  # fmt: skip
 
     def _pages(self, k_pages: torch.Tensor, v_pages: torch.Tensor, tile: Tile) -> tuple[bool, Any, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 STEP = ["query_start", "seq_lens", "table", "shared"]
 """Arrays of a step, which begin anywhere: a compiled kernel must not depend on it."""
@@ -108,11 +109,14 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
            BLOCK_DV: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAUSAL: tl.constexpr,
            SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, SPLITS: tl.constexpr, OFFSET: tl.constexpr,
            SLOTS: tl.constexpr, FEWEST: tl.constexpr, DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr,
-           STAGES: tl.constexpr):  # fmt: skip
+           STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Blocks × KV heads × splits. SINGLE: a block is a request, and those with other than one query token are left alone; otherwise those
     with fewer than FEWEST. Later blocks see more, and start first. Partial results lie by request, this launch's in slots OFFSET … of
     SLOTS; OFFSET > 0: other slots have the keys that `shared` counts.
     """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     kv_head, split = tl.program_id(1), tl.program_id(2)
     if SINGLE:
         request = tl.program_id(0)
@@ -197,8 +201,11 @@ def attend_shared(q, k_pages, v_pages, part, lse, query_start, table, shared, sc
                   HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
                   D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, SOFTCAP: tl.constexpr,
                   SPLITS: tl.constexpr, SLOTS: tl.constexpr, DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr,
-                  STAGES: tl.constexpr):  # fmt: skip
+                  STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Blocks of decodes × KV heads × splits: the keys that they share, read once for a block, into slots 0 … SPLITS of SLOTS."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     block, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m = block * BLOCK_M + tl.arange(0, BLOCK_M)
     row, head = m // GROUP, kv_head * GROUP + m % GROUP
@@ -226,8 +233,11 @@ def attend_shared(q, k_pages, v_pages, part, lse, query_start, table, shared, sc
 
 @triton.jit(do_not_specialize_on_alignment=["query_start"])
 def merge(part, lse, out, query_start, sinks, o_t, o_h, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
-          SLOTS: tl.constexpr, BLOCK_S: tl.constexpr, SINKS: tl.constexpr):  # fmt: skip
+          SLOTS: tl.constexpr, BLOCK_S: tl.constexpr, SINKS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Requests × heads: the slots of one decode's output row."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = tl.load(query_start + request).to(tl.int64)
     if tl.load(query_start + request + 1) - token != 1:

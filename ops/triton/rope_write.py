@@ -12,7 +12,12 @@ from pagoda.ops.rope_write import RopeWriteFacts
 from pagoda.ops.triton.launch import early
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-HEADS_A_PROGRAM = 4
+
+def cut(tokens: int) -> tuple[int, int]:
+    """Heads and warps of a program. Few tokens want many small programs, many tokens enough bytes under way."""
+    if tokens < 16:
+        return 1, 1
+    return (4, 1) if tokens < 512 else (16, 4)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
@@ -102,11 +107,11 @@ class RopeWrite(PlainKernel):
         facts = self.facts
         heads, half = facts.num_heads + 2 * facts.num_kv_heads, facts.rotary_dim // 2
         rest = facts.head_dim - facts.rotary_dim
-        block_h = 1 if qkv.shape[0] < 16 else HEADS_A_PROGRAM
+        block_h, warps = cut(qkv.shape[0])
         norms = (packed["q_norm"], packed["k_norm"]) if facts.norm else (qkv, qkv)
         _rope_write[(qkv.shape[0], triton.cdiv(heads, block_h))](
             qkv, *norms, cos, sin, q, k_pages, v_pages, slots, facts.eps, facts.offset, qkv.stride(0), cos.stride(0), sin.stride(0),
             *k_pages.stride()[:3], *v_pages.stride()[:3], HEADS=facts.num_heads, KV=facts.num_kv_heads, D=facts.head_dim, HALF=half,
             BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0, BLOCK_H=block_h, PAGE=facts.page_size,
-            NEOX=facts.style == "neox", NORM=facts.norm, num_warps=1, **early(qkv.device),
+            NEOX=facts.style == "neox", NORM=facts.norm, num_warps=warps, **early(qkv.device),
         )  # fmt: skip

@@ -12,6 +12,7 @@ from pagoda.hal.memory import MemoryKind
 from pagoda.ops.attention import PagedBatch
 from pagoda.serving.engine.batch import Bucket, StepBatch
 from pagoda.serving.engine.burst_steps import Burst, BurstViews
+from pagoda.serving.engine.cascade import FEWEST_ROWS, FEWEST_TOKENS
 from pagoda.serving.engine.forward import Forward
 from pagoda.serving.engine.pages import Pages
 from pagoda.serving.engine.plan import StepPlan
@@ -112,6 +113,18 @@ class CapturedSteps:
         if policy.mode == "eager" or not policy.at_start or sizes is None:
             return ()
         return tuple(Bucket(sizes, size) for size in policy.prompt_rows if size <= min(most, tokens))
+
+    def shared_beginning(self, rows: int) -> int:
+        """Tokens of the shortest beginning with which a decode step of so many rows is worth a warm-up; 0 for none: kernels differ by
+        powers of two of the rows, and what is captured later takes less than a tenth of a second."""
+        takes = (
+            self._policy.shared
+            and rows >= FEWEST_ROWS
+            and not rows & (rows - 1)
+            and self._longest > FEWEST_TOKENS
+            and self._pages.num_pages > 1
+        )
+        return FEWEST_TOKENS if takes else 0
 
     def row_buckets(self, most: int) -> tuple[int, ...]:
         """Sizes to capture at start, decode steps up to `most` rows; largest first: later ones then fit into the memory of earlier ones."""

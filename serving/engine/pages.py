@@ -70,6 +70,6 @@ class Pages:
             self.pool[held[0]] = held[1]
 
     def clear(self) -> None:
-        """Zero what padding rows read."""
+        """Zero what padding rows and a warm-up read."""
         if self.pool is not None:
-            self.pool[0].zero_()
+            self.pool[:2].zero_()

@@ -121,6 +121,7 @@ class Runner:
         greedy and sampled. Nothing on devices that run steps as they are, where a first step costs no more than a later one."""
         most, buckets = self.limits.max_num_seqs, self._captured.row_buckets(self.limits.max_num_seqs)
         longest = min(self.limits.max_num_batched_tokens, self.limits.max_model_len)
+        self.pages.clear()
         prompts = ((1, longest), (1, longest // 8), *WARM_PROMPTS)
         kinds = product((False,) if self._adapters is None else (False, True), (SamplingParams(temperature=0), SamplingParams(seed=0)))
         for adapted, params in kinds if buckets else ():
@@ -130,6 +131,8 @@ class Runner:
                 self.run(self._dummy_prompts(bucket, params, adapted))
             for rows in buckets:
                 self.run(self._dummy(min(rows, most), 1, params, adapted))
+                if params.greedy and (beginning := self._captured.shared_beginning(min(rows, most))):
+                    self.run(self._dummy(min(rows, most), 1, params, adapted, beginning))
         for params in WARM_SAMPLING if buckets else ():
             self.run(self._dummy(1, min(17, longest), params, False))
 
@@ -227,14 +230,18 @@ class Runner:
         states = [each for each in (tensors.taps, tensors.routed) if each is not None]
         return tensors.sampled, self._prompt_logprobs(plan, tensors.hidden), states
 
-    def _dummy(self, rows: int, length: int, params: SamplingParams, adapted: bool) -> StepPlan:
-        """A step of so many rows of `length` tokens that reads and writes page 0; `adapted`: with an empty adapter."""
+    def _dummy(self, rows: int, length: int, params: SamplingParams, adapted: bool, shared: int = 0) -> StepPlan:
+        """A step of so many rows of `length` tokens that reads and writes page 0, behind `shared` tokens in page 1; `adapted`: with an
+        empty adapter."""
         ones, zeros = np.ones(rows, np.int32), np.zeros(rows, np.int32)
-        tables = tuple(np.zeros((rows, width), np.int32) for width in self.pages.table_widths(length))
+        tables = tuple(np.zeros((rows, width), np.int32) for width in self.pages.table_widths(shared + length))
+        for table, size in zip(tables, self.pages.page_sizes):
+            table[:, : shared // size if size else 0] = 1
         slots, ids = np.arange(rows, dtype=np.int32), np.zeros(rows * length, np.int32)
         admissions = tuple(Admission(slot, params, (0,)) for slot in range(rows))
         adapters = zeros if adapted else None
-        return StepPlan(0, slots, zeros, ones * length, ids, tables, ones > 0, zeros > 0, zeros, admissions, adapters=adapters)
+        starts = zeros + np.int32(shared)
+        return StepPlan(0, slots, starts, ones * length, ids, tables, ones > 0, zeros > 0, zeros, admissions, adapters=adapters)
 
     def _dummy_prompts(self, bucket: Bucket, params: SamplingParams, adapted: bool) -> StepPlan:
         """A step with prompts that falls into `bucket`."""

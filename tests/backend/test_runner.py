@@ -7,6 +7,7 @@ import pytest
 import torch
 from pagoda.hal.comm import Topology
 from pagoda.hal.discovery import INSTRUMENTS, find_all
+from pagoda.serving.engine import captured, cascade
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import PageCopies
 from pagoda.serving.engine.runner import Runner
@@ -229,3 +230,17 @@ def test_a_burst_gives_what_single_steps_give() -> None:
         while any(len(row.output) < 9 for row in rows):
             burst.run(*((row, 1) for row in rows))
         assert [row.output[:9] for row in rows] == expected
+
+
+def test_a_warm_up_meets_shared_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode steps of 4, 8 and 16 rows that begin alike are captured before the first request, and leave what padding reads as it was."""
+    for module in (captured, cascade):
+        monkeypatch.setattr(module, "FEWEST_TOKENS", 64)
+    monkeypatch.setattr(cascade, "UNIT", 64)
+    warmed = runner(burst=2, shared=True)
+    warmed.warm_up()
+    rows = {key[1] for key in warmed._captured._steps if key[6] == (True, True)}
+    assert rows == {4, 8, 16}
+    assert warmed.pages.pool is not None and torch.isfinite(warmed.pages.pool[:2].view(torch.float32)).all()
+    hand = Hand(warmed)
+    assert hand.generate(hand.sequence(0, PROMPT), 8) == dense_greedy(ToyModel(), PROMPT, 8)

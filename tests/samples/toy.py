@@ -146,11 +146,12 @@ def toy_runner(
     poison: int | None = None,
     overlap: int = 2,
     burst: int = 0,
+    shared: bool = False,
 ) -> Runner:
     """A runner of the toy model; a partial of it is a `RunnerBuilder`. `burst`: with captured decode steps, and bursts of so many."""
     opened = find(device).open()
     if burst:
-        opened.graphs = EagerGraphs(GraphPolicy("captured", SIZES, SIZES, burst=burst))
+        opened.graphs = EagerGraphs(GraphPolicy("captured", SIZES, SIZES, burst=burst, shared=shared))
     model = ToyModel(getattr(torch, dtype), poison, opened.torch_device)
     groups = toy_groups(model, opened)
     pages = Pages(opened, groups, num_pages, 2)
