@@ -116,7 +116,6 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
     """
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
     kv_head, split = tl.program_id(1), tl.program_id(2)
     if SINGLE:
         request = tl.program_id(0)
@@ -129,9 +128,11 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
         first = tl.load(query_start + request)
         queries = tl.load(query_start + request + 1) - first
         start = (block - (first // BLOCK_Q + request)) * BLOCK_Q
+    seq_len = tl.load(seq_lens + request)
+    if EARLY:  # arrays of the step were there before; q, K and V are the last kernel's
+        gdc_wait()
     if (start >= queries) | (queries < FEWEST):
         return
-    seq_len = tl.load(seq_lens + request)
     m = tl.arange(0, BLOCK_M)
     row, head = start + m // GROUP, kv_head * GROUP + m % GROUP
     valid = (row < queries) & (m < BLOCK_Q * GROUP)
@@ -205,7 +206,6 @@ def attend_shared(q, k_pages, v_pages, part, lse, query_start, table, shared, sc
     """Blocks of decodes × KV heads × splits: the keys that they share, read once for a block, into slots 0 … SPLITS of SLOTS."""
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
     block, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m = block * BLOCK_M + tl.arange(0, BLOCK_M)
     row, head = m // GROUP, kv_head * GROUP + m % GROUP
@@ -214,6 +214,8 @@ def attend_shared(q, k_pages, v_pages, part, lse, query_start, table, shared, sc
     length = tl.load(shared + 1 + leader)
     member = valid & (tl.load(shared + 1 + row, mask=valid, other=0) > 0)
     token = tl.load(query_start + row, mask=valid, other=0).to(tl.int64)
+    if EARLY:
+        gdc_wait()
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     query = tl.load(q + token[:, None] * q_t + head[:, None] * q_h + d[None, :], mask=member[:, None] & (d < D)[None, :], other=0.0)
     per_split = tl.cdiv(tl.cdiv(length, TILE), SPLITS) * TILE
@@ -237,10 +239,12 @@ def merge(part, lse, out, query_start, sinks, o_t, o_h, HEADS: tl.constexpr, DV:
     """Requests × heads: the slots of one decode's output row."""
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = tl.load(query_start + request).to(tl.int64)
-    if tl.load(query_start + request + 1) - token != 1:
+    queries = tl.load(query_start + request + 1) - token
+    if EARLY:
+        gdc_wait()
+    if queries != 1:
         return
     s, dv = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_DV)
     base = (request * HEADS + head) * SLOTS + s

@@ -27,8 +27,10 @@ def _rope_write(qkv, q_norm, k_norm, cos, sin, q, k_pages, v_pages, slots, eps, 
                 EARLY: tl.constexpr):  # fmt: skip
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)  # of the step, and there before
+    if EARLY:
+        gdc_wait()
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     i = tl.arange(0, BLOCK)
     there, pair = head < HEADS + 2 * KV, i < HALF
@@ -59,7 +61,6 @@ def _rope_write(qkv, q_norm, k_norm, cos, sin, q, k_pages, v_pages, slots, eps, 
     turned_a = tl.where(is_v[:, None], a, a * turn - b * slide)
     turned_b = tl.where(is_v[:, None], b, b * turn + a * slide)
 
-    slot = tl.load(slots + token)
     page, place = slot // PAGE, slot % PAGE
     to_q = q + token * HEADS * D + head[:, None] * D
     to_k = k_pages + page * kp_p + place * kp_t + (head - HEADS)[:, None] * kp_h

@@ -159,7 +159,7 @@ class RequestTimer:
             self.first = now
             self.metrics.histograms["time_to_first_token_seconds"].observe(now - self.start)
         else:
-            self.metrics.histograms["inter_token_latency_seconds"].observe(now - self.last)
+            self._observe_gaps(deltas, now - self.last)
         self.last = now
         self.tokens += new
 
@@ -170,6 +170,13 @@ class RequestTimer:
             return {}
         prefill, decode = max(self.first - self.start - self.queued, 0.0), self.last - self.first
         return {"queue": self.queued, "prefill": prefill, "decode": decode, "inference": prefill + decode}
+
+    def _observe_gaps(self, deltas: Sequence[TextDelta], gap: float) -> None:
+        """Tokens of a sequence that come together share the time that they took."""
+        gaps = self.metrics.histograms["inter_token_latency_seconds"]
+        for count in (len(delta.token_ids) for delta in deltas):
+            for _ in range(count):
+                gaps.observe(gap / count)
 
     def end(self) -> None:
         seen = self.metrics.histograms

@@ -1,0 +1,23 @@
+"""What a request's timer tells: tokens that come together share the time that they took."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pagoda.serving.api import metrics
+from pagoda.serving.engine.messages import EngineStats
+from pagoda.serving.frontend.text import TextDelta
+
+
+def test_tokens_that_come_together_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((0.0, 1.0, 3.0, 4.0))
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: next(clock))
+    told = metrics.Metrics("toy")
+    timer = metrics.RequestTimer(told, 3, 1, 8)
+    for tokens in ((1,), (2, 3, 4, 5), (6,)):
+        timer.step([TextDelta(0, "", tokens)])
+    text = told.render(EngineStats()).decode()
+    assert re.search(r"^vllm:inter_token_latency_seconds_count{.*} 5\.0", text, re.MULTILINE)
+    assert re.search(r"^vllm:inter_token_latency_seconds_sum{.*} 3\.0", text, re.MULTILINE)
+    assert re.search(r'^vllm:inter_token_latency_seconds_bucket{.*le="0\.5".*} 4\.0', text, re.MULTILINE)
