@@ -7,7 +7,7 @@ import re
 import pytest
 from pagoda.serving.api import metrics
 from pagoda.serving.engine.messages import EngineStats
-from pagoda.serving.frontend.text import TextDelta
+from pagoda.serving.frontend.text_deltas import TextDelta
 
 
 def test_tokens_that_come_together_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
