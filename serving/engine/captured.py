@@ -22,6 +22,9 @@ from pagoda.serving.engine.settings import Use
 DRAWS = Use.RANDOM | Use.FILTER
 """Uses that change a step without changing the number of its rows."""
 
+FEW_TOKENS = 1024
+"""Prompts up to here are captured at start."""
+
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """What a model's layers may ask of its ranks within a step."""
 
@@ -107,12 +110,15 @@ class CapturedSteps:
         return bucket if met else None
 
     def prompt_buckets(self, tokens: int, rows: int) -> tuple[Bucket, ...]:
-        """What is captured at start of steps with prompts: those of `tokens`, the most of a step, with up to `rows` rows."""
+        """What is captured at start of steps with prompts: those of `tokens`, the most of a step, with up to `rows` rows, and those of
+        few tokens, for which a first request should not wait longer than later ones."""
         sizes, policy = bucket_of(self._policy.prompt_tokens, tokens), self._policy
         most = bucket_of(policy.prompt_rows, rows) or 0
         if policy.mode == "eager" or not policy.at_start or sizes is None:
             return ()
-        return tuple(Bucket(sizes, size) for size in policy.prompt_rows if size <= min(most, tokens))
+        largest = [Bucket(sizes, size) for size in policy.prompt_rows if size <= min(most, tokens)]
+        few = [Bucket(size, policy.prompt_rows[0]) for size in policy.prompt_tokens if size <= min(FEW_TOKENS, tokens)]
+        return (*largest, *(bucket for bucket in few if bucket not in largest and bucket.rows <= most))
 
     def shared_beginning(self, rows: int) -> int:
         """Tokens of the shortest beginning with which a decode step of so many rows is worth a warm-up; 0 for none: kernels differ by
