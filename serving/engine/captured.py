@@ -117,8 +117,9 @@ class CapturedSteps:
         if policy.mode == "eager" or not policy.at_start or sizes is None:
             return ()
         largest = [Bucket(sizes, size) for size in policy.prompt_rows if size <= min(most, tokens)]
-        few = [Bucket(size, policy.prompt_rows[0]) for size in policy.prompt_tokens if size <= min(FEW_TOKENS, tokens)]
-        return (*largest, *(bucket for bucket in few if bucket not in largest and bucket.rows <= most))
+        fewest = policy.prompt_rows[0]
+        few = [Bucket(size, fewest) for size in policy.prompt_tokens if fewest <= size <= min(FEW_TOKENS, tokens) and fewest <= most]
+        return (*largest, *(bucket for bucket in few if bucket not in largest))
 
     def shared_beginning(self, rows: int) -> int:
         """Tokens of the shortest beginning with which a decode step of so many rows is worth a warm-up; 0 for none: kernels differ by
