@@ -21,6 +21,7 @@ from pagoda.serving.api.openai.tokens import Tokens
 from pagoda.serving.api.operations import Operations
 from pagoda.serving.api.pooling.scores import Scores
 from pagoda.serving.api.pooling.vectors import Vectors
+from pagoda.serving.api.scale_out import ScaleOut
 from pagoda.serving.api.service import Service
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -40,6 +41,7 @@ def build_app(service: Service, settings: dict[str, Any] | None = None) -> Starl
             *_openai_routes(service, bodies),
             *_anthropic_routes(service, bodies),
             *_pooling_routes(service, bodies),
+            *_scale_out_routes(ScaleOut(service, bodies)),
             *_operations_routes(Operations(service, pagoda.__version__, settings or {})),
         ],
         middleware=_middleware(service),
@@ -89,6 +91,14 @@ def _pooling_routes(service: Service, bodies: BodyReader) -> list[Route]:
         Route("/pooling", vectors.pooling, methods=["POST"]),
         *(Route(path, scores.score, methods=["POST"]) for path in ("/score", "/v1/score")),
         *(Route(path, scores.rerank, methods=["POST"]) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+    ]
+
+
+def _scale_out_routes(scale_out: ScaleOut) -> list[Route]:
+    return [
+        Route("/inference/v1/generate", scale_out.generate, methods=["POST"]),
+        Route("/v1/completions/render", scale_out.render_completion, methods=["POST"]),
+        Route("/v1/chat/completions/render", scale_out.render_chat, methods=["POST"]),
     ]
 
 

@@ -35,6 +35,10 @@ class BodyReader:
         raw = _json(body)
         if not isinstance(raw, dict):
             raise RequestError(f"the body is a JSON {type(raw).__name__}; it must be an object")
+        return self.typed(raw, kind)
+
+    def typed(self, raw: dict[str, Any], kind: type[S]) -> S:
+        """Decoded JSON as a record."""
         self._warn_of_unknown(raw, kind)
         return converted(raw, kind)
 

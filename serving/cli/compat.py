@@ -168,7 +168,8 @@ FLAGS = (
     _switch("--enable-prompt-tokens-details", "on", "cached tokens are always in `usage`"),
     _switch("--enable-request-id-headers", "on", "every reply has its X-Request-Id"),
     _value("--middleware", "", "put a proxy before the server"),
-    _switch("--tokens-only --enable-scale-out"),
+    _switch("--tokens-only"),
+    _switch("--enable-scale-out", "on off"),
     _value("--fingerprint-mode", "full"),
 )
 """In the order of the peer's documentation."""

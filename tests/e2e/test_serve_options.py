@@ -32,6 +32,12 @@ def test_a_file_of_options_reaches_the_server(tmp_path, default_model_here, requ
                 reply = http.post("/v1/completions", json={"model": name, "prompt": "a", "max_tokens": 1})
                 assert reply.status_code == 200 and reply.json()["model"] == name
             assert http.post("/v1/completions", json={"model": "first", "prompt": "a"}).status_code == 404
+            chat = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 6, "temperature": 0}
+            rendered = http.post("/v1/chat/completions/render", json=chat).json()
+            by_ids = http.post("/inference/v1/generate", json=rendered).json()["choices"][0]["token_ids"]
+            text = http.post("/detokenize", json={"tokens": by_ids}).json()["prompt"]
+            said = http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
+            assert text.removesuffix("<|im_end|>") == said and len(by_ids) == 6
             too_long = http.post("/v1/completions", json={"prompt": "a " * 400, "max_tokens": 1})
             assert too_long.status_code == 400 and "321" in too_long.json()["error"]["message"]
             assert http.get("/server_info").json()["engine_config"]["enable_prefix_caching"] is False

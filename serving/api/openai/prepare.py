@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pagoda.serving.api.openai.messages import chat_prompt
 from pagoda.serving.api.openai.protocol import ChatRequest
@@ -41,9 +42,13 @@ async def question(service: Service, body: ChatRequest) -> Question:
 
 def chat_engine_request(service: Service, body: ChatRequest, asked: Question, reply_id: str) -> EngineRequest:
     """The checked request for the engine. Raises `RequestError` for what can never be answered."""
+    return engine_request(service, body, chat_settings_of(service, body, asked), asked.prompt, reply_id)
+
+
+def chat_settings_of(service: Service, body: ChatRequest, asked: Question) -> dict[str, Any]:
+    """Under the engine's names."""
     special = _special(service, asked.answers.marks(bool(asked.context.tools)))
-    settings = {**special, **chat_settings(body), "structured_outputs": asked.structure}
-    return engine_request(service, body, settings, asked.prompt, reply_id)
+    return {**special, **chat_settings(body), "structured_outputs": asked.structure}
 
 
 def _special(service: Service, marks: tuple[str, ...]) -> dict[str, bool]:
