@@ -2,7 +2,7 @@
 
     python ci/parity_sweep.py DIR [--device cpu] [--tp 1,2]
 
-DIR holds a folder a checkpoint, as the parity oracle makes them; those of embed, classify and reward are named with that folder.
+DIR holds a folder a checkpoint, as the parity oracle makes them; those of embed, classify, reward and seq2seq are named with that folder.
 A number of ranks that does not divide a model is left out; what the file
 says of other checkpoints, and of numbers of ranks that were not asked for, stays.
 """
@@ -26,7 +26,7 @@ from pagoda.models.parallel.shard import Shard
 from pagoda.serving.cli.parity_run import REFERENCE, Report, check
 
 ROOT = Path(__file__).resolve().parent.parent
-POOLED = ("embed", "classify", "reward")
+NAMED = ("embed", "classify", "reward", "seq2seq")
 TARGET = ROOT / "docs/parity/results.json"
 
 
@@ -47,7 +47,7 @@ def sweep(folder: Path, backend: Backend, ranks: list[int], old: dict[str, Any])
 
 
 def _name(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}" if path.parent.name in POOLED else path.name
+    return f"{path.parent.name}/{path.name}" if path.parent.name in NAMED else path.name
 
 
 def _record(path: Path, backend: Backend, ranks: list[int], kept: list[dict[str, Any]]) -> dict[str, Any]:

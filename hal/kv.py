@@ -69,6 +69,7 @@ class LayerCache:
         dtype: name of the stored dtype, such as "bfloat16".
         window: tokens that stay visible (sliding) or that share a chunk (chunked); None means all.
         state: parts of the recurrent state, one of each per request, for `STATE` layers.
+        longest: most tokens that an encoder gives one request, for `CROSS` layers.
     """
 
     kind: CacheKind
@@ -78,6 +79,7 @@ class LayerCache:
     dtype: str
     window: int | None = None
     state: tuple[StatePart, ...] = ()
+    longest: int = 0
 
     @classmethod
     def of_state(cls, *parts: StatePart) -> LayerCache:
@@ -125,9 +127,16 @@ class CacheGroup:
         """Pages that one request's state takes; 0 for groups of tokens."""
         return place_states(self)[-1][0] + 1 if self.kind is CacheKind.STATE else 0
 
+    @property
+    def longest(self) -> int:
+        """Most tokens that a request keeps in it whatever its own length; 0 where its length says how many."""
+        return max(cache.longest for cache in self.caches)
+
     def table_width(self, tokens: int) -> int:
         """Columns of the block table of a request of `tokens` tokens; a state's pages are listed twice, before and after the step."""
-        return 2 * self.pages_per_state if self.kind is CacheKind.STATE else -(-tokens // self.tokens_per_page)
+        if self.kind is CacheKind.STATE:
+            return 2 * self.pages_per_state
+        return -(-(self.longest or tokens) // self.tokens_per_page)
 
 
 def place_states(group: CacheGroup) -> tuple[tuple[int, int], ...]:

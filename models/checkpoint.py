@@ -118,7 +118,15 @@ class UnitRows:
     name: str
 
 
-Rule = Rename | Also | Split | Join | Stack | Unstack | Transpose | Reorder | Add | Drop | UnitRows
+@dataclass(frozen=True)
+class Zeros:
+    """A bias `new` of zeros beside each weight `like`, for layers that have one beside others; turned round it goes."""
+
+    like: str
+    new: str
+
+
+Rule = Rename | Also | Split | Join | Stack | Unstack | Transpose | Reorder | Add | Drop | UnitRows | Zeros
 
 
 def apply(rules: Sequence[Rule], tensors: Mapping[str, StoredTensor]) -> Tensors:
@@ -195,6 +203,9 @@ def _apply(rule: Rule, tensors: Tensors) -> Tensors:
             return _each(tensors, name, lambda words, tensor: {_fill(name, words): Shifted(tensor.name, tensor, value)})
         case UnitRows(name):
             return _each(tensors, name, lambda words, tensor: {_fill(name, words): views.UnitRows(tensor.name, tensor)})
+        case Zeros(like, new):
+            made = _each(tensors, like, lambda words, tensor: {_fill(new, words): views.Zeros(tensor.name, tensor)})
+            return {**made, **tensors}
         case Drop(name):
             return _each(tensors, name, lambda words, tensor: {})
 
@@ -218,6 +229,8 @@ def _inverse(rule: Rule) -> Rule:
             return Add(name, -value)
         case Transpose():
             return rule
+        case Zeros(new=new):
+            return Drop(new)
         case Drop() | Also() | UnitRows():
             return Drop("")
 

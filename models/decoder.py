@@ -12,13 +12,16 @@ from pagoda.hal.kv import LayerCache, LayerPages, StatePages
 from pagoda.hal.table import KernelTable
 from pagoda.models.blocks.entry import Entry, entry_of
 from pagoda.models.blocks.feed_forward import MlpBlock, MoeBlock
+from pagoda.models.blocks.linear import Embedding
 from pagoda.models.blocks.mixer import BothBlock, MixerBlock, mixer_block
 from pagoda.models.blocks.norm import NormBlock
 from pagoda.models.blocks.paged import PagedMixer, Step
 from pagoda.models.blocks.pooler import PoolerBlock
+from pagoda.models.blocks.positions import position_table
 from pagoda.models.blocks.stack import MixerStack
 from pagoda.models.blocks.state import StateMixer
 from pagoda.models.builder import Builder
+from pagoda.models.encoding import EncoderBatch
 from pagoda.models.fusion import chains_of, find
 from pagoda.models.media import Encoder
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
@@ -102,7 +105,8 @@ class LayerBlock:
             return
         sublayers = ((self.mixer, self._mixer_in, self._residual.mixer), (self.feed_forward, self._ff_in, self._residual.feed_forward))
         for block, norm, (keep, add) in sublayers:
-            assert block is not None
+            if block is None:
+                continue
             x = stream.read(norm)
             out = self._finish(block(x, step), None)
             stream.restart(x if keep == 1.0 else x * keep)
@@ -125,22 +129,30 @@ class LayerBlock:
 class EmbedBlock:
     """Token ids to the first hidden states."""
 
-    def __init__(self, build: Builder, spec: Embed, vocab: Span, width: int, tied: bool) -> None:
-        self._table = build.embedding("embed", vocab, spec.width or width, tied and spec.width is None)
+    def __init__(
+        self,
+        build: Builder,
+        spec: Embed,
+        vocab: Span,
+        width: int,
+        tied: bool,
+        path: str = "embed",
+        table: Embedding | None = None,
+    ) -> None:
+        self.table = table or build.embedding(path, vocab, spec.width or width, tied and spec.width is None)
         self._widen = None
         if spec.width is not None:
-            self._widen = build.linear("embed", {"widen": Span.whole(width)}, Span.whole(spec.width), "replicated", True)
+            self._widen = build.linear(path, {"widen": Span.whole(width)}, Span.whole(spec.width), "replicated", True)
             width = spec.width
         self._scale = _rounded(spec.scale, build.numerics.dtype) if spec.round_scale else spec.scale
         self._offset = spec.positions.offset if spec.positions else 0
-        rows = Span.whole(spec.positions.rows) if spec.positions else None
-        self._positions = build.tensor("embed.positions", (rows, Span.whole(width)), "replicated") if rows else None
-        self._types = build.tensor("embed.types", (Span.whole(spec.types), Span.whole(width)), "replicated") if spec.types else None
-        self._norm = build.norm("embed.norm", spec.norm, width)
+        self._positions = position_table(build, f"{path}.positions", spec.positions, width)
+        self._types = build.tensor(f"{path}.types", (Span.whole(spec.types), Span.whole(width)), "replicated") if spec.types else None
+        self._norm = build.norm(f"{path}.norm", spec.norm, width)
         self._communicator = build.communicator
 
     def __call__(self, inputs: ModelInputs) -> torch.Tensor:
-        x = self._table(inputs.token_ids)
+        x = self.table(inputs.token_ids)
         if self._communicator is not None:
             x = self._communicator.all_reduce(x)
         if inputs.embeddings is not None:
@@ -163,6 +175,7 @@ class HeadBlock:
         self._vocab = vocab.total
         self._padding = -(-vocab.total // build.shard.world) - len(vocab)
         self._communicator = build.communicator
+        self._bias = build.tensor("head.bias", (Span.whole(vocab.total),), "replicated") if spec.tied and spec.bias else None
         if spec.tied:
             self._linear = build.tied_head("embed", vocab, width)
         else:
@@ -173,6 +186,8 @@ class HeadBlock:
         logits = self._linear(hidden)
         if self._communicator is not None:
             logits = self._communicator.all_gather(F.pad(logits, (0, self._padding)), dim=-1)[:, : self._vocab]
+        if self._bias is not None:
+            logits = logits + self._bias
         if self._spec.scale != 1.0:
             logits = logits.float() * self._spec.scale
         if self._spec.softcap is not None:
@@ -246,6 +261,9 @@ class Decoder:
             raise ModelError("this model answers with tokens and has no pooler")
         return self._pooler(hidden)
 
+    def encode(self, batch: EncoderBatch) -> None:
+        raise ModelError("this model has no encoder")
+
     def _rotations(self, inputs: ModelInputs) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
         by_length = any(table.by_length for table in self._ropes)
         lengths = inputs.lengths
@@ -267,8 +285,13 @@ class Decoder:
 
 
 def ropes_of(spec: DecoderSpec) -> tuple[Rope, ...]:
-    """The distinct ropes of a spec, in order of first use."""
-    parts = (layer.mixer.attention if isinstance(layer.mixer, Bidirectional | Both) else layer.mixer for layer in spec.layers)
+    """The distinct ropes of a spec's own layers, in order of first use."""
+    return ropes_in(spec.layers)
+
+
+def ropes_in(layers: Sequence[Layer]) -> tuple[Rope, ...]:
+    """The same of some layers."""
+    parts = (layer.mixer.attention if isinstance(layer.mixer, Bidirectional | Both) else layer.mixer for layer in layers)
     positions = (mixer.position for mixer in parts if isinstance(mixer, Attention | MLA))
     return tuple(dict.fromkeys(position for position in positions if isinstance(position, Rope)))
 

@@ -24,6 +24,8 @@ from pagoda.models.checkpoint import apply, check
 from pagoda.models.config import Config
 from pagoda.models.conversion import AS_IT_IS, Wanted
 from pagoda.models.decoder import Decoder, ropes_of
+from pagoda.models.encoder_decoder import built
+from pagoda.models.encoding import Cut, EncoderFacts
 from pagoda.models.family import Family
 from pagoda.models.loading.dummy_source import DummySource
 from pagoda.models.loading.open import Checkpoint, open_checkpoint
@@ -32,7 +34,7 @@ from pagoda.models.model import LengthEpochs, ModelFacts
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.registry import find_family
 from pagoda.models.rope import DynamicScaling, LongRopeScaling
-from pagoda.models.spec import MLA, Attention, Bidirectional, Both, DecoderSpec, Mixer, Mlp
+from pagoda.models.spec import MLA, Attention, Bidirectional, Both, Cross, DecoderSpec, Embed, Encoder, Mixer, Mlp
 from pagoda.models.weights import WeightSource
 from pagoda.quant.format import Format, StoredTensor
 from pagoda.quant.registry import format_for
@@ -115,13 +117,15 @@ def describe(
     spec = read_spec(family, checkpoint.config)
     if spec.pooler is None and any(isinstance(layer.mixer, Bidirectional) for layer in spec.layers):
         raise ModelError("this model attends in both directions and cannot generate; run it with --runner pooling")
+    if spec.encoder is not None and (spec.pooler is not None or lora is not None):
+        raise ConfigError("this model has an encoder beside its decoder: it generates, and has no room for adapters; leave both flags out")
     source = checkpoint.open() if checkpoint.open is not None else None
     format = format_for(checkpoint.config, source.tensors if source else {}, quantization)
     listed = Builder(numerics, Shard(), format_for({}, {}, "none"))
-    Decoder(spec, listed)
+    built(spec, listed)
     stored = _stored(source, family, spec, listed.parameters, format)
     build = Builder(numerics, shard, format, stored, table, lora=lora)
-    hollow = Decoder(spec, build)
+    hollow = built(spec, build)
     if table is not None:
         _check_kernels(build.uses, table)
     facts = _facts(checkpoint, spec, numerics, listed, build, hollow)
@@ -202,7 +206,7 @@ def page_sizes(description: Description, table: KernelTable) -> tuple[int, ...]:
     build = Builder(description.numerics, description.shard, description.format, description.stored, table, lora=description.lora)
     if isinstance(description.spec, BridgeSpec):
         return BridgeModel(description.spec, build).page_sizes()
-    return Decoder(description.spec, build, description.facts).page_sizes()
+    return built(description.spec, build, description.facts).page_sizes()
 
 
 def read_spec(family: Family, config: Mapping[str, Any]) -> DecoderSpec:
@@ -241,7 +245,7 @@ def load_model(
         build = Builder(description.numerics, description.shard, description.format, {}, table)
         return load_bridged(description.spec, description.facts, build, device, stored)
     build = Builder(description.numerics, description.shard, description.format, stored, table, device, communicator, description.lora)
-    return Decoder(description.spec, build, description.facts)
+    return built(description.spec, build, description.facts)
 
 
 def _dtype(config: Mapping[str, Any], asked: str, available: tuple[str, ...], default: str) -> str:
@@ -297,7 +301,20 @@ def _facts(checkpoint: Checkpoint, spec: DecoderSpec, numerics: Numerics, listed
         whole_prompts=any(isinstance(layer.mixer, Bidirectional) for layer in spec.layers),
         types=spec.embed.types,
         dtype=build.numerics.dtype,
+        encoder=_encoder(checkpoint, spec.encoder),
     )
+
+
+def _encoder(checkpoint: Checkpoint, spec: Encoder | None) -> EncoderFacts | None:
+    if spec is None:
+        return None
+    start = _first_ids(checkpoint, "decoder_start_token_id") or _first_ids(checkpoint, "bos_token_id")
+    start += _first_ids(checkpoint, "forced_bos_token_id")
+    if isinstance(spec.entry, Embed):
+        return EncoderFacts("text", spec.longest, vocab=spec.vocab, start=start)
+    cuts = tuple(Cut(conv.kernel, conv.stride, conv.padding) for conv in spec.entry.convs)
+    kind: Literal["frames", "samples"] = "frames" if spec.entry.bins else "samples"
+    return EncoderFacts(kind, spec.longest, bins=spec.entry.bins, cuts=cuts, start=start, log_mel=spec.entry.log_mel)
 
 
 def _architecture(checkpoint: Checkpoint) -> str:
@@ -338,7 +355,7 @@ def _mixer_numbers(mixer: Mixer | None) -> int:
             return (mixer.heads * 2 + mixer.kv_heads * 2) * mixer.head_dim
         case MLA():
             return mixer.heads * (3 * (mixer.nope_dim + mixer.rope_dim) + 3 * mixer.v_dim)
-        case Bidirectional():
+        case Bidirectional() | Cross():
             return _mixer_numbers(mixer.attention)
         case Both():
             return _mixer_numbers(mixer.attention) + _mixer_numbers(mixer.recurrent)
@@ -347,8 +364,16 @@ def _mixer_numbers(mixer: Mixer | None) -> int:
 
 
 def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:
+    return _ids(checkpoint, "eos_token_id")
+
+
+def _first_ids(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
+    return _ids(checkpoint, name)[:1]
+
+
+def _ids(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
     found: list[int] = []
     for config in (checkpoint.generation_config, checkpoint.config):
-        value = config.get("eos_token_id")
+        value = config.get(name)
         found += value if isinstance(value, list) else [value] if isinstance(value, int) else []
     return tuple(dict.fromkeys(found))

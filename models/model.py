@@ -12,6 +12,7 @@ from pagoda.models.media import Encoder, MediaFacts
 if TYPE_CHECKING:
     import torch
     from pagoda.models.adapters.slots import AdapterSlots
+    from pagoda.models.encoding import EncoderBatch, EncoderFacts
     from pagoda.models.loaded import Loaded
     from pagoda.models.pooling import Pooler
     from pagoda.ops.attention import PagedBatch
@@ -93,6 +94,7 @@ class ModelFacts:
         pooler: how it answers, where that is not by tokens.
         whole_prompts: a prompt must be run in one step. types: token types that it knows.
         media: what else than tokens it takes, or None. dtype: that it computes in.
+        encoder: what its layers attend to beside the text, where that has an encoder of its own.
     """
 
     architecture: str
@@ -111,6 +113,7 @@ class ModelFacts:
     types: int = 0
     media: MediaFacts | None = None
     dtype: str = "float32"
+    encoder: EncoderFacts | None = None
 
 
 class Model(Protocol):
@@ -139,6 +142,10 @@ class Model(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden `[S, width]` → `[S, vocab_size]` on every rank, in float32 or in the dtype that the model computes in."""
+        ...
+
+    def encode(self, batch: EncoderBatch) -> None:
+        """Of a model with an encoder: run it, and write what the decoder's layers make of its output into their pages."""
         ...
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:

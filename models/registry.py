@@ -11,6 +11,8 @@ from pagoda.hal.errors import ModelError
 from pagoda.models.conversion import AS_IT_IS, Wanted, as_asked, pooling_family
 from pagoda.models.families.afmoe import AFMOE
 from pagoda.models.families.baichuan import BAICHUAN
+from pagoda.models.families.bart import BART_KIN
+from pagoda.models.families.bart_kin import BART_KIN_MORE
 from pagoda.models.families.bert import BEFORE, BERT, DATA2VEC, ELECTRA, ERNIE, ROBERTA
 from pagoda.models.families.classic import CLASSIC
 from pagoda.models.families.cohere import COHERE, COHERE2, COHERE2_MOE
@@ -32,6 +34,7 @@ from pagoda.models.families.llama4 import LLAMA4
 from pagoda.models.families.llama_kin import LLAMA_KIN
 from pagoda.models.families.mimo import MIMO_V2
 from pagoda.models.families.mixtral import MIXTRAL, PHI_MOE
+from pagoda.models.families.moonshine import MOONSHINE
 from pagoda.models.families.olmo import FLEX_OLMO, OLMO, OLMO2, OLMO3, OLMOE
 from pagoda.models.families.phi import PHI
 from pagoda.models.families.phi3 import PHI3
@@ -43,6 +46,8 @@ from pagoda.models.families.routed import ROUTED
 from pagoda.models.families.smollm3 import SMOLLM3
 from pagoda.models.families.stablelm import STABLELM
 from pagoda.models.families.starcoder2 import STARCODER2
+from pagoda.models.families.t5 import T5_KIN
+from pagoda.models.families.whisper import WHISPER_KIN
 from pagoda.models.family import Family
 
 GROUP = "pagoda.models"
@@ -53,6 +58,7 @@ BUILT_IN = (
     AFMOE, BAICHUAN, MIMO_V2, STABLELM, STARCODER2, GLM, GLM4,
     FALCON, *CLASSIC, *LATENT, *GPT_KIN, *EXPERT_KIN, *LLAMA4, PHI_MOE, *RECURRENT_KIN,
     BERT, ROBERTA, ELECTRA, ERNIE, DATA2VEC, *BEFORE, *COLBERT, *DISTIL, *ROPE_ENCODERS,
+    *T5_KIN, *BART_KIN, *BART_KIN_MORE, *WHISPER_KIN, MOONSHINE,
 )  # fmt: skip
 
 

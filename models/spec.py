@@ -12,8 +12,10 @@ from typing import Literal
 
 from pagoda.models.distance import Distances
 from pagoda.models.pooling import Pooler
+from pagoda.models.positions import Learned, Sinusoids
 from pagoda.models.recurrent import Recurrent
 from pagoda.models.rope import Rope
+from pagoda.models.sound import Sound
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Attention:
     Attributes:
         heads, kv_heads, head_dim: geometry of the whole model, not of a rank.
         scale: multiplies q·k.
-        position: None means that this layer knows no positions.
+        position: None means that this layer knows no positions. `Distances`: learned biases of the logits (tensor `distances`).
         softcap: of the attention logits.
         sinks: a learned logit per head joins the softmax.
         qkv_bias, out_bias: projections have biases.
@@ -83,7 +85,7 @@ class Attention:
     kv_heads: int
     head_dim: int
     scale: float
-    position: Rope | Alibi | None = None
+    position: Rope | Alibi | Distances | None = None
     window: Window | None = None
     qk_norm: QkNorm | None = None
     softcap: float | None = None
@@ -223,16 +225,21 @@ class Both:
 
 @dataclass(frozen=True)
 class Bidirectional:
-    """Attention of a prompt over all of itself, in both directions; nothing is cached. A window of `size` reaches so far to each side.
-
-    `distances`: learned biases that all layers share (the tensor `distances`).
-    """
+    """Attention of a prompt over all of itself, in both directions; nothing is cached. A window of `size` reaches so far to each side."""
 
     attention: Attention
-    distances: Distances | None = None
 
 
-Mixer = Attention | Bidirectional | MLA | Recurrent | Both
+@dataclass(frozen=True)
+class Cross:
+    """Attention of each token over all that the encoder gave for its request: at most `longest` tokens, `width` numbers each."""
+
+    attention: Attention
+    width: int
+    longest: int
+
+
+Mixer = Attention | Bidirectional | Cross | MLA | Recurrent | Both
 
 
 @dataclass(frozen=True)
@@ -250,14 +257,6 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Learned:
-    """Learned absolute positions: row `position + offset` of a table of `rows`."""
-
-    rows: int
-    offset: int = 0
-
-
-@dataclass(frozen=True)
 class Embed:
     """The way in: looked-up rows · scale (rounded to the computing dtype where `round_scale`), plus positions, then a norm.
 
@@ -266,7 +265,7 @@ class Embed:
 
     scale: float = 1.0
     round_scale: bool = False
-    positions: Learned | None = None
+    positions: Learned | Sinusoids | None = None
     norm: Norm | None = None
     types: int = 0
     width: int | None = None
@@ -283,10 +282,26 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Encoder:
+    """What reads a request's input, in both directions, before its first token; its tensors lie below `encoder`.
+
+    `entry`: the way in. `vocab`: rows of its table, which is the decoder's where `shared`. `longest`: most tokens that it gives.
+    """
+
+    width: int
+    layers: tuple[Layer, ...]
+    norm: Norm | None
+    entry: Embed | Sound
+    longest: int
+    vocab: int = 0
+    shared: bool = False
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
     """A whole text model. `norm`: after the last layer. `max_positions`: longest sequence that its positions allow.
 
-    `pooler`: it answers with vectors or scores, and has no `head`.
+    `pooler`: it answers with vectors or scores, and has no `head`. `encoder`: what its `Cross` layers attend to.
     """
 
     vocab: int
@@ -297,3 +312,4 @@ class DecoderSpec:
     head: Head
     max_positions: int
     pooler: Pooler | None = None
+    encoder: Encoder | None = None

@@ -250,3 +250,22 @@ def _same_dtype(name: str, bases: Sequence[StoredTensor]) -> str:
     if len(dtypes) > 1:
         raise CheckpointError(f"{name} is made of tensors stored in different formats ({', '.join(dtypes)}), which cannot be joined")
     return dtypes[0]
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Zeros, one for each row of `base`."""
+
+    name: str
+    base: StoredTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape[:1]
+
+    @property
+    def dtype(self) -> str:
+        return self.base.dtype
+
+    def read(self, index: Index = ()) -> torch.Tensor:
+        return torch.zeros(self.shape, dtype=getattr(torch, self.dtype))[tuple(index)]

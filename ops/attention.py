@@ -30,7 +30,8 @@ class AttentionFacts:
         softcap: logits become softcap · tanh(logits / softcap).
         sinks: a learned logit per head joins the softmax without a value.
         alibi: a slope per head times (j − i) is added to the logits.
-        causal: query i sees keys j ≤ i; False for encoders.
+        causal: query i sees keys j ≤ i; False: all keys of its request, whatever its own position, which may be beyond them.
+        bias: a number per head and distance i − j is added to the logits.
     """
 
     dtype: str
@@ -47,6 +48,7 @@ class AttentionFacts:
     sinks: bool = False
     alibi: bool = False
     causal: bool = True
+    bias: bool = False
 
 
 class HostLengths(NamedTuple):
@@ -156,10 +158,12 @@ class WriteKvReference(PlainKernel):
 
 
 class PagedAttentionReference(PlainKernel):
-    """`run(q, k_pages, v_pages, batch, plan, sinks=None, slopes=None)`: q `[T, H, D]` → `[T, H, Dv]`.
+    """`run(q, k_pages, v_pages, batch, plan, sinks=None, slopes=None, bias=None)`: q `[T, H, D]` → `[T, H, Dv]`.
 
-    sinks, slopes: `[H]`. Padding tokens (past `query_start[R]`) give unspecified finite numbers. Softmax is float32; the soft cap comes
-    before the slopes. What lies in a page past a request's length, in page 0 or out of a window never matters, NaN included.
+    sinks, slopes: `[H]`. bias: `[H, N]` float32, the number for distance d = i − j at min(d, N − 1); only of causal layers without a soft
+    cap, and given to kernels whose facts say so alone. Padding tokens (past `query_start[R]`) give unspecified finite numbers. Softmax is
+    float32; the soft cap comes before the slopes. What lies in a page past a request's length, in page 0 or out of a window never matters,
+    NaN included.
     """
 
     facts: AttentionFacts
@@ -173,18 +177,19 @@ class PagedAttentionReference(PlainKernel):
         plan: Any = None,
         sinks: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         # Each query gathers its own keys, so a few queries at a time bound the memory; their number depends on shapes alone.
         owners = [*_owners(batch, q.shape[0]), torch.arange(q.shape[0], device=q.device)]
         parts = [
-            self._attend(q[i : i + _QUERIES], k_pages, v_pages, batch, [o[i : i + _QUERIES] for o in owners], sinks, slopes)
+            self._attend(q[i : i + _QUERIES], k_pages, v_pages, batch, [o[i : i + _QUERIES] for o in owners], sinks, slopes, bias)
             for i in range(0, q.shape[0], _QUERIES)
         ]
         return torch.cat(parts) if parts else q.new_empty(0, self.facts.num_heads, self.facts.v_dim)
 
     def _attend(
         self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, batch: PagedBatch, owners: list[torch.Tensor],
-        sinks: torch.Tensor | None, slopes: torch.Tensor | None,
+        sinks: torch.Tensor | None, slopes: torch.Tensor | None, bias: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         request, position, token = owners
@@ -203,6 +208,9 @@ class PagedAttentionReference(PlainKernel):
         distance = position[:, None] - key_position
         if slopes is not None:
             logits = logits - slopes.to(wide).view(1, -1, group, 1) * distance[:, None, None, :]
+        if bias is not None:
+            far = bias[:, distance.clamp(0, bias.shape[1] - 1)]  # [H, t, K]
+            logits = logits + far.to(wide).transpose(0, 1).unflatten(1, (-1, group))
         visible = self._visible(distance, position, key_position) & (
             torch.arange(keys.shape[1], device=q.device) < batch.seq_lens[request, None]
         )

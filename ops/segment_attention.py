@@ -53,7 +53,7 @@ _QUERIES = 32
 class SegmentAttentionReference(PlainKernel):
     """`run(q, k, v, segments, bias=None)`: q `[T, H, D]`, k and v `[T, Hk, D]` → `[T, H, D]`.
 
-    bias: `[H, 2L − 1]` float32, the number for j − i at j − i + L − 1, for segments of at most L tokens. Softmax is float32. Tokens past
+    bias: `[H, 2L − 1]` float32, the number for j − i at j − i + L − 1, beyond the outermost ones. Softmax is float32. Tokens past
     the last segment give unspecified finite numbers.
     """
 

@@ -46,7 +46,7 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         _native("gated_activation", "NativeGatedActivation"),
         _native("rope", "NativeRope"),
         _native("write_kv", "NativeWriteKv", _kv_dtype),
-        _native("paged_attention", "NativeAttention", _kv_dtype, _pairs("head_dim")),
+        _native("paged_attention", "NativeAttention", _kv_dtype, _no_bias, _pairs("head_dim")),
         _native("sample", "NativeSample"),
     )
 
@@ -209,6 +209,10 @@ def _pairs(name: str) -> Callable[[Any], Reason | None]:
         return f"bfloat16 numbers are multiplied in pairs, {name} {value} is odd" if value % 2 and facts.dtype == "bfloat16" else None
 
     return ask
+
+
+def _no_bias(facts: Any) -> Reason | None:
+    return "no biases by distance" if facts.bias else None
 
 
 def _kv_dtype(facts: Any) -> Reason | None:

@@ -37,7 +37,7 @@ def _fa3_fits(facts: AttentionFacts) -> Reason | None:
         return f"KV in the model's {facts.dtype}, not {facts.kv_dtype}"
     if facts.head_dim != facts.v_dim or facts.head_dim not in (64, 128, 256):
         return f"head sizes 64, 128 and 256, not {facts.head_dim} with values of {facts.v_dim}"
-    asked = [name for name in ("chunk", "sinks", "alibi") if getattr(facts, name)]
+    asked = [name for name in ("chunk", "sinks", "alibi", "bias") if getattr(facts, name)]
     if asked or not facts.causal:
         return f"no {' or '.join(asked) or 'bidirectional attention'}"
     return None if _prebuilt(fa3_library(facts)) else f"{fa3_library(facts)} is not compiled: pip install flashinfer-jit-cache"

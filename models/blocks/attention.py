@@ -15,6 +15,7 @@ from pagoda.hal.table import KernelTable
 from pagoda.models.blocks.norm import NormBlock
 from pagoda.models.blocks.paged import PagedMixer, Step
 from pagoda.models.builder import Builder
+from pagoda.models.distance import Distances, backward_bias
 from pagoda.models.parallel.shard import Shard, Span
 from pagoda.models.rope import Rope
 from pagoda.models.spec import Alibi, Attention, QkNorm, Temper
@@ -42,6 +43,7 @@ class AttentionBlock(PagedMixer):
         self._q_norm, self._k_norm = self._norms(build, path, heads, kv)
         self._sinks = build.tensor(f"{path}.sinks", (heads,), "heads") if spec.sinks else None
         self._slopes = _slopes(spec, heads, build)
+        self._bias = self._distances(build, path, heads)
         self._rope = self._rope_kernel(build)
         self._begin(build, path)
 
@@ -66,7 +68,7 @@ class AttentionBlock(PagedMixer):
         if self.spec.clip is not None:
             q, k, v = (t.clamp(-self.spec.clip, self.spec.clip) for t in (q, k, v))
         q, k = self._position(q, k, step)
-        out = self.attend(q, k, v.unflatten(-1, (self._kv_heads, -1)), step, self._sinks, self._slopes).flatten(1)
+        out = self.attend(q, k, v.unflatten(-1, (self._kv_heads, -1)), step, self._sinks, self._slopes, self._bias).flatten(1)
         if self.spec.v_scale != 1.0:
             out = out * self.spec.v_scale  # as good as v's own, and the cache holds v as it was projected
         return self._out(out * torch.sigmoid(gate[0]) if gate else out, step.adapters)
@@ -121,6 +123,7 @@ class AttentionBlock(PagedMixer):
             softcap=self.spec.softcap,
             sinks=self.spec.sinks,
             alibi=isinstance(self.spec.position, Alibi),
+            bias=isinstance(self.spec.position, Distances),
         )
 
     def _cache(self, build: Builder) -> LayerCache:
@@ -130,6 +133,18 @@ class AttentionBlock(PagedMixer):
         dtype = build.numerics.kv_dtype
         dim, values = (stored_dim(size, dtype) for size in (self.spec.head_dim, self.spec.value_dim))
         return LayerCache(kind, self._kv_heads, dim, values, dtype, window.size if window else None)
+
+    def _distances(self, build: Builder, path: str, heads: Span) -> torch.Tensor | None:
+        distances = self.spec.position
+        if not isinstance(distances, Distances):
+            return None
+        place = path if distances.own else path.rpartition("layers.")[0].rstrip(".")
+        shape = (Span.whole(distances.buckets), heads)
+        table = build.tensor(f"{place}.distances".lstrip("."), shape, "heads", "float32")
+        return None if table is None else self._bias_of(distances, table)
+
+    def _bias_of(self, distances: Distances, table: torch.Tensor) -> torch.Tensor:
+        return backward_bias(distances, table)
 
     def _rope_kernel(self, build: Builder) -> Any:
         if not isinstance(self.spec.position, Rope):

@@ -10,8 +10,7 @@ from pagoda.hal.table import KernelTable
 from pagoda.models.blocks.attention import AttentionBlock
 from pagoda.models.blocks.paged import Step
 from pagoda.models.builder import Builder
-from pagoda.models.distance import distance_bias
-from pagoda.models.parallel.shard import Span
+from pagoda.models.distance import Distances, distance_bias
 from pagoda.models.spec import Bidirectional
 from pagoda.ops.segment_attention import SegmentAttentionFacts
 
@@ -23,18 +22,21 @@ class BidirectionalBlock(AttentionBlock):
     kernel = None
 
     def __init__(self, build: Builder, path: str, spec: Bidirectional, width: int) -> None:
-        self._distances = spec.distances
         super().__init__(build, path, spec.attention, width)
-        self._bias: torch.Tensor | None = None
-        if spec.distances is not None:
-            shape = (Span.whole(spec.distances.buckets), build.shard.split(spec.attention.heads, "attention heads"))
-            table = build.tensor("distances", shape, "heads", "float32")
-            self._bias = None if table is None else distance_bias(spec.distances, table)
+
+    def _bias_of(self, distances: Distances, table: torch.Tensor) -> torch.Tensor:
+        return distance_bias(distances, table)
 
     def _begin(self, build: Builder, path: str) -> None:
         window = self.spec.window.size if self.spec.window is not None else None
         facts = SegmentAttentionFacts(
-            build.numerics.dtype, self._heads, self._kv_heads, self.spec.head_dim, self.spec.scale, window, self._distances is not None
+            build.numerics.dtype,
+            self._heads,
+            self._kv_heads,
+            self.spec.head_dim,
+            self.spec.scale,
+            window,
+            isinstance(self.spec.position, Distances),
         )
         kernel: Any = build.kernel("segment_attention", facts)
         self._run = kernel.run if build.loading else None
@@ -48,9 +50,9 @@ class BidirectionalBlock(AttentionBlock):
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: Step,
-        sinks: torch.Tensor | None = None, slopes: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None, slopes: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """q `[T, H, D]` over the step's own k and v `[T, Hk, D]` → `[T, H, D]`."""
         assert step.segments is not None and self._run is not None
-        result: torch.Tensor = self._run(q, k, v, step.segments, self._bias)
+        result: torch.Tensor = self._run(q, k, v, step.segments, bias)
         return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from pagoda.models.blocks.attention import AttentionBlock
 from pagoda.models.blocks.bidirectional import BidirectionalBlock
+from pagoda.models.blocks.cross import CrossBlock
 from pagoda.models.blocks.delta import GatedDeltaBlock, KimiDeltaBlock
 from pagoda.models.blocks.lightning import LightningBlock
 from pagoda.models.blocks.mamba import SelectiveBlock, SsdBlock
@@ -13,7 +14,7 @@ from pagoda.models.blocks.paged import Step
 from pagoda.models.blocks.short_conv import ShortConvBlock
 from pagoda.models.builder import Builder
 from pagoda.models.recurrent import GatedDelta, KimiDelta, Lightning, Recurrent, Selective, ShortConv, Ssd
-from pagoda.models.spec import MLA, Attention, Bidirectional, Both, Mixer
+from pagoda.models.spec import MLA, Attention, Bidirectional, Both, Cross, Mixer
 
 RecurrentBlock = SelectiveBlock | SsdBlock | GatedDeltaBlock | KimiDeltaBlock | LightningBlock | ShortConvBlock
 
@@ -32,7 +33,7 @@ class BothBlock:
         return self.attention(x, step) * first + self.recurrent(x, step) * second
 
 
-MixerBlock = AttentionBlock | MlaBlock | RecurrentBlock | BothBlock
+MixerBlock = AttentionBlock | CrossBlock | MlaBlock | RecurrentBlock | BothBlock
 
 
 def mixer_block(build: Builder, path: str, spec: Mixer | None, width: int) -> MixerBlock | None:
@@ -43,6 +44,8 @@ def mixer_block(build: Builder, path: str, spec: Mixer | None, width: int) -> Mi
             return AttentionBlock(build, path, spec, width)
         case Bidirectional():
             return BidirectionalBlock(build, path, spec, width)
+        case Cross():
+            return CrossBlock(build, path, spec, width)
         case MLA():
             return MlaBlock(build, path, spec, width)
         case Both():

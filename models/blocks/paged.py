@@ -87,19 +87,20 @@ class PagedMixer:
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: Step,
-        sinks: torch.Tensor | None = None, slopes: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None, slopes: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """Store k `[T, Hk, D]`, v `[T, Hk, Dv]`, then q `[T, H, D]` → `[T, H, Dv]`."""
         self._write(k, v, *self._pages, step.groups[self._group].slots)
-        return self.attend_stored(q, step, sinks, slopes)
+        return self.attend_stored(q, step, sinks, slopes, bias)
 
     def attend_stored(
-        self, q: torch.Tensor, step: Step, sinks: torch.Tensor | None = None, slopes: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self, q: torch.Tensor, step: Step,
+        sinks: torch.Tensor | None = None, slopes: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """The same where this step's k and v are in their pages."""
         batch, plans = step.groups[self._group], step.plans[self._group] if step.plans else None
         plan = plans[self._planner] if plans else None
-        return self._attend(q, *self._pages, batch, plan, sinks, slopes)
+        return self._attend(q, *self._pages, batch, plan, sinks, slopes, *(() if bias is None else (bias,)))
 
     def _usable(self, table: KernelTable | None, op: str) -> AttentionFacts:
         if table is None:

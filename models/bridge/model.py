@@ -18,6 +18,7 @@ from pagoda.models.bridge.module import Module, attend_by
 from pagoda.models.bridge.probe import head
 from pagoda.models.bridge.spec import AttentionCall, BridgeSpec
 from pagoda.models.builder import Builder
+from pagoda.models.encoding import EncoderBatch
 from pagoda.models.loaded import Loaded
 from pagoda.models.media import Encoder
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
@@ -123,6 +124,9 @@ class BridgeModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return head(self._module, self.spec.top, hidden[None])[0]
+
+    def encode(self, batch: EncoderBatch) -> None:
+        raise ModelError(f"{self.facts.architecture} runs through transformers and has no encoder")
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
         raise ModelError(f"{self.facts.architecture} runs through transformers and answers with tokens only")

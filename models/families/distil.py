@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pagoda.models.checkpoint import Also, Drop, Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.distance import Distances
@@ -69,9 +71,8 @@ def mpnet(config: Config) -> DecoderSpec:
     rows = config.integer("max_position_embeddings")
     longest = rows - 2
     config.require("relative_attention_num_buckets", BUCKETS, default=BUCKETS)
-    distances = Distances(BUCKETS, FAR, longest)
     ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_act"), gated=False, up_bias=True, down_bias=True)
-    mixer = Bidirectional(self_attention(heads, width // heads).attention, distances)
+    mixer = Bidirectional(replace(self_attention(heads, width // heads).attention, position=Distances(BUCKETS, FAR)))
     return DecoderSpec(
         vocab=config.integer("vocab_size"),
         width=width,

@@ -8,6 +8,7 @@ import pagoda
 from pagoda.hal.errors import NotFoundError, PagodaError, RequestError
 from pagoda.serving.api.adapters import AdapterEndpoints
 from pagoda.serving.api.anthropic.messages import Messages
+from pagoda.serving.api.audio.transcriptions import Transcriptions
 from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.dialects import error_response
 from pagoda.serving.api.key_limits import KeyLimitsMiddleware
@@ -42,6 +43,7 @@ def build_app(service: Service, settings: dict[str, Any] | None = None) -> Starl
             *_anthropic_routes(service, bodies),
             *_pooling_routes(service, bodies),
             *_scale_out_routes(ScaleOut(service, bodies)),
+            *_audio_routes(service),
             *_operations_routes(Operations(service, pagoda.__version__, settings or {})),
         ],
         middleware=_middleware(service),
@@ -99,6 +101,14 @@ def _scale_out_routes(scale_out: ScaleOut) -> list[Route]:
         Route("/inference/v1/generate", scale_out.generate, methods=["POST"]),
         Route("/v1/completions/render", scale_out.render_completion, methods=["POST"]),
         Route("/v1/chat/completions/render", scale_out.render_chat, methods=["POST"]),
+    ]
+
+
+def _audio_routes(service: Service) -> list[Route]:
+    heard, turned = Transcriptions(service, "transcribe"), Transcriptions(service, "translate")
+    return [
+        Route("/v1/audio/transcriptions", heard.create, methods=["POST"]),
+        Route("/v1/audio/translations", turned.create, methods=["POST"]),
     ]
 
 

@@ -17,8 +17,10 @@ from pagoda.models.load import Checkpoint, describe, load_model, open_checkpoint
 from pagoda.models.parallel.shard import Shard
 from pagoda.ops.table import kernel_table
 from pagoda.serving.cli.parity_answers import engine_findings, greedy_params, logprobs_finding
+from pagoda.serving.cli.parity_crossed import NAME, is_crossed, run_crossed
 from pagoda.serving.cli.parity_media import check_media, is_media
 from pagoda.serving.cli.parity_pooled import check_pooled, is_pooled
+from pagoda.serving.frontend.outputs import RequestOutput
 from pagoda.serving.sdk import LLM
 from safetensors.torch import load_file
 
@@ -65,6 +67,9 @@ def check(path: Path, backend: Backend, ranks: int = 1, tolerance: Tolerance | N
             return Report(str(path), tuple(check_pooled(path, backend.name, reference, turns(reference), ranks, tolerance)))
         if is_media(reference):
             return Report(str(path), tuple(check_media(path, backend.name, reference, ranks, tolerance)))
+        if is_crossed(reference):
+            outputs = run_crossed(path, backend.name, reference, ranks, greedy_params(reference, NAME))
+            return Report(str(path), tuple(found for output in outputs for found in _findings(NAME, output, reference, tolerance)))
         findings = [*_check_model(open_checkpoint(path), backend, reference, ranks, tolerance)]
         findings += _check_engine(path, backend.name, reference, ranks, tolerance)
     except PagodaError as error:
@@ -130,11 +135,16 @@ def _check_engine(path: Path, device: str, reference: Reference, ranks: int, tol
             params = [greedy_params(reference, name) for name in names]
             outputs = llm.generate([{"prompt_token_ids": _prompt(reference, name)} for name in names], params, use_tqdm=False)
             for name, output in zip(names, outputs, strict=True):
-                answer = output.outputs[0]
-                findings += engine_findings(name, list(answer.token_ids), answer.logprobs or [], reference, tolerance)
-                if output.prompt_logprobs is not None:
-                    got = [row for row in output.prompt_logprobs if row is not None]
-                    findings.append(logprobs_finding(f"{name}.engine.prompt_logprobs", got, reference[f"{name}.full_logits"], tolerance))
+                findings += _findings(name, output, reference, tolerance)
+    return findings
+
+
+def _findings(name: str, output: RequestOutput, reference: Reference, tolerance: Tolerance) -> list[Finding]:
+    answer = output.outputs[0]
+    findings = engine_findings(name, list(answer.token_ids), answer.logprobs or [], reference, tolerance)
+    got = [row for row in output.prompt_logprobs or () if row is not None]
+    if got:
+        findings.append(logprobs_finding(f"{name}.engine.prompt_logprobs", got, reference[f"{name}.full_logits"], tolerance))
     return findings
 
 

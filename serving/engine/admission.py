@@ -33,7 +33,7 @@ class Admitted:
 class Admitter:
     """Takes sequences from the front of the queue while budget, slots and pages last. Nobody overtakes the front."""
 
-    def __init__(self, ledger: Ledger, *, caching: bool, chunked: bool, threshold: int) -> None:
+    def __init__(self, ledger: Ledger, *, caching: bool, chunked: bool, threshold: int, encoder_budget: int = 0) -> None:
         self._ledger = ledger
         self._starts = StartFinder(ledger, caching)
         self._caching = caching
@@ -41,10 +41,12 @@ class Admitter:
         self._threshold = threshold if chunked else 0
         self._blocked: tuple[Sequence, int] | None = None
         self._jobs = 0
+        self._encoder_budget = self._encoder_left = encoder_budget
 
     def admit(self, budget: int) -> Admitted:
         """Fill up to `budget` tokens of the step."""
         admitted = Admitted()
+        self._encoder_left = self._encoder_budget
         self._spawn()
         while budget > 0 and self._ledger.slots.free:
             sequence = self._ledger.waiting.peek()
@@ -76,7 +78,7 @@ class Admitter:
             return None
         self._blocked = None
         adapter = self._place(sequence)
-        if adapter is None:
+        if adapter is None or not self._may_encode(sequence):
             return None
         ledger.waiting.pop()
         slot = self._enter(sequence, start, adapter)
@@ -90,6 +92,7 @@ class Admitter:
     def _begin(self, sequence: Sequence, slot: int, start: Start, count: int, admitted: Admitted) -> None:
         ledger = self._ledger
         self._begin_state(sequence, slot, start)
+        self._begin_cross(sequence, slot)
         self._extend(slot, start.length + count)
         if len(start.running) and ledger.states is not None:
             admitted.sources += start.running.tolist()
@@ -112,6 +115,22 @@ class Admitter:
         if len(start.state):
             self._ledger.pool.share(start.state)
             states.adopt(slot, start.state)
+
+    def _may_encode(self, sequence: Sequence) -> bool:
+        """Whether this step's encoder has room for what the sequence needs of it, which is then counted."""
+        crosses, tokens = self._ledger.crosses, sequence.request.crossed
+        if crosses is None or crosses.known(sequence.request.root, tokens, _crossed_sibling(sequence)):
+            return True
+        if tokens > self._encoder_left:
+            return False
+        self._encoder_left -= tokens
+        return True
+
+    def _begin_cross(self, sequence: Sequence, slot: int) -> None:
+        request = sequence.request
+        if self._ledger.crosses is not None and request.source.encoder is not None:
+            sibling = _crossed_sibling(sequence)
+            self._ledger.crosses.begin(slot, request.root, request.source.encoder, request.crossed, sibling)
 
     def _stops(self, sequence: Sequence, start: Start) -> tuple[int, ...]:
         """Where its steps are to end before all its known tokens are computed; 0 for nowhere."""
@@ -176,6 +195,8 @@ class Admitter:
             held = rule.pages(len(sequence.tokens)) - rule.first_page(start.length)
             need += held if rule.window is None else min(held, rule.pages(rule.window + count) + 1)
             need -= int((ledger.pool.references(pages[pages > 0]) > 0).sum())
+        if ledger.crosses is not None:
+            need += ledger.crosses.need(sequence.request.root, sequence.request.crossed, _crossed_sibling(sequence))
         spare = ledger.pool.num_pages // 100 if ledger.running else 0
         return need + spare <= ledger.pool.available
 
@@ -200,6 +221,12 @@ class Admitter:
                 if sibling.state is State.WAITING_SIBLING:
                     ledger.waiting.push(sibling)
         ledger.spawning = still
+
+
+def _crossed_sibling(sequence: Sequence) -> int | None:
+    """The slot of a running sequence of the same request, whose encoder's pages it can share."""
+    siblings = (one for one in sequence.request.sequences if one is not sequence and one.state is State.RUNNING)
+    return next((one.slot for one in siblings), None)
 
 
 def make_admission(sequence: Sequence) -> Admission:

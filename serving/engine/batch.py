@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,13 @@ class Bucket:
     rows: int | None = None
 
 
+class Cross(NamedTuple):
+    """Of each cache group the most tokens that an encoder gives (0: it holds the sequences' own), and those of the step's rows."""
+
+    longest: tuple[int, ...]
+    lengths: IntArray
+
+
 @dataclass(frozen=True)
 class StepBatch:
     """A step on the device.
@@ -48,6 +55,7 @@ class StepBatch:
         shared: of each cache group, whether its rows share a beginning (`PagedBatch.shared`).
         taps: layers whose hidden states are wanted, of the tokens in the view `tap_rows`. routed: the chosen experts are.
         burst: of a plan with runs, the part that its captured steps read, and what it holds in the steps after the first.
+        cross: of models with an encoder.
     """
 
     layout: Layout
@@ -66,6 +74,7 @@ class StepBatch:
     taps: tuple[int, ...] = ()
     routed: bool = False
     burst: BurstViews | None = None
+    cross: Cross | None = None
 
     @property
     def every_row_sampled(self) -> bool:
@@ -80,7 +89,7 @@ class StepBatch:
         """A `PagedBatch` per cache group; captured steps bring stable `tables` and their own bound of lengths."""
         views = self.views
         count = self.layout.dims[DIMS.index("groups")]
-        return tuple(
+        groups = tuple(
             PagedBatch(
                 query_start=views["query_start"],
                 seq_lens=views["seq_lens"],
@@ -95,6 +104,18 @@ class StepBatch:
             )
             for group in range(count)
         )
+        if self.cross is None:
+            return groups
+        longest = self.cross.longest
+        return tuple(self._crossed(batch, most) if most else batch for batch, most in zip(groups, longest, strict=True))
+
+    def _crossed(self, batch: PagedBatch, longest: int) -> PagedBatch:
+        """The view of a group whose keys are an encoder's."""
+        assert self.cross is not None
+        lengths = self.cross.lengths
+        host = HostLengths(self.lengths.query_start, lengths) if self.lengths is not None else None
+        most = longest if batch.replayed else int(lengths.max())
+        return replace(batch, seq_lens=self.views["cross_lens"], max_seq=most, lengths=host, tree=None)
 
 
 class BatchPacker:
@@ -102,15 +123,25 @@ class BatchPacker:
 
     Args:
         device: whose memory they lie in.
-        page_sizes: tokens per page of each cache group; 0 where pages hold states.
+        page_sizes: tokens per page of each cache group; 0 where pages hold states or what encoders gave.
+        crossed: of groups that hold what encoders gave the most tokens of it, 0 for the others; none where there is no such group.
         slots: the sampling settings that are gathered into each step.
         capacity: bytes to begin with.
         depth: steps whose copies may be under way at once.
     """
 
-    def __init__(self, device: Device, page_sizes: tuple[int, ...], slots: SamplingSlots, capacity: int, depth: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        page_sizes: tuple[int, ...],
+        slots: SamplingSlots,
+        capacity: int,
+        depth: int,
+        crossed: tuple[int, ...] = (),
+    ) -> None:
         self.device = device
         self.page_sizes = page_sizes
+        self.crossed = crossed
         self.slots = slots
         self.generation = 0
         self._ring = depth + 1
@@ -140,7 +171,7 @@ class BatchPacker:
                 host.numpy()[begin:end].reshape(later, layout.fixed), host.numpy(), layout, plan, self.page_sizes, len(self.slots.use)
             )
         self._device[:end].copy_(host[:end], non_blocking=True)
-        batch = columns.batch(layout, self._device_views(layout))
+        batch = columns.batch(layout, self._device_views(layout), self.crossed)
         return replace(batch, burst=self._burst_views(layout, later, begin)) if later else batch
 
     def _grow(self, capacity: int) -> None:
@@ -225,6 +256,8 @@ class _Columns:
         _put(out["token_ids"], plan.token_ids)
         _put(out["token_slots"], plan.slots[owner])
         _put(out["seq_lens"], plan.starts + plan.lengths)
+        if plan.cross_lengths is not None:
+            _put(out["cross_lens"], plan.cross_lengths)
         if self.extras.positions is not None:
             _put(out["positions"], self.extras.positions)
         else:
@@ -242,7 +275,7 @@ class _Columns:
             if name in out:
                 _put(out[name], array)
 
-    def batch(self, layout: Layout, views: Tensors) -> StepBatch:
+    def batch(self, layout: Layout, views: Tensors, crossed: tuple[int, ...]) -> StepBatch:
         plan, asked = self.plan, self.slots.top_logprobs[self.sample_slots]
         return StepBatch(
             layout=layout,
@@ -260,6 +293,7 @@ class _Columns:
             shared=tuple(shared is not None for shared in self.shared),
             taps=plan.taps,
             routed=plan.routed is not None,
+            cross=Cross(crossed, plan.cross_lengths) if plan.cross_lengths is not None else None,
         )
 
     def _lengths(self) -> HostLengths:
@@ -288,6 +322,8 @@ class _Columns:
         rows = self.plan.num_rows
         out["query_start"][rows + 1 :] = np.arange(rows + 1, self.dims["rows"] + 1)
         out["seq_lens"][rows:] = 1
+        if self.plan.cross_lengths is not None:
+            out["cross_lens"][rows:] = 1
 
     def _fill_samples(self, out: Arrays) -> None:
         if not self.dims["samples"]:
@@ -344,6 +380,7 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
         "drafts": plan.drafts.shape[1] if plan.drafts is not None else 0,
         "parents": plan.parents.shape[1] if plan.parents is not None else 0,
         "trees": int(tree is not None),
+        "cross": int(plan.cross_lengths is not None),
         **{f"width{group}": table.shape[1] for group, table in enumerate(plan.block_tables)},
         "penalties": len(rare.get("penalty_rows", ())),
         "paths": len(rare.get("path_rows", ())),

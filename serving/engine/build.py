@@ -179,6 +179,7 @@ def _facts(
         whole_prompts=model.facts.whole_prompts,
         media=model.facts.media,
         media_rows=media_rows(config, model.facts),
+        encoder=model.facts.encoder,
     )
 
 

@@ -54,6 +54,8 @@ def fill_later(
 
 
 def _kv_slots(table: IntArray, size: int, places: _Places) -> NDArray[np.int64]:
+    if not size:
+        return np.zeros_like(places.positions, np.int64)
     which = np.minimum(places.positions // size, table.shape[1] - 1)
     pages = table[np.arange(len(table)), which].astype(np.int64)
     slots: NDArray[np.int64] = np.where(places.here, pages * size + places.positions % size, 0)

@@ -102,6 +102,7 @@ class EngineCore:
             load_seconds=facts.load_seconds,
             pooling=facts.pooling,
             modalities=facts.media.modalities if facts.media is not None else (),
+            encoder=facts.encoder,
         )
 
     def follow_grammars(self, compiler: Compiler) -> None:

@@ -22,7 +22,7 @@ RANK_COST = 0.015
 WINDOW_WEIGHT = 0.25
 """Weight of padding in a windowed group's pages: a long sequence keeps few of them."""
 
-PAGED = (CacheKind.FULL, CacheKind.SLIDING, CacheKind.CHUNKED, CacheKind.LATENT)
+PAGED = (CacheKind.FULL, CacheKind.SLIDING, CacheKind.CHUNKED, CacheKind.LATENT, CacheKind.CROSS)
 
 Position = TypeVar("Position", int, IntArray)
 
@@ -62,14 +62,21 @@ class GroupRule(NamedTuple):
 
 
 def token_rules(groups: Sequence[CacheGroup]) -> tuple[GroupRule, ...]:
-    """The rules of the groups whose pages hold tokens: all but that of the recurrent layers, which is the last."""
-    return tuple(GroupRule.of(group) for group in groups if group.kind is not CacheKind.STATE)
+    """The rules of the groups whose pages hold a sequence's own tokens; those of encoders and recurrent layers come after them."""
+    return tuple(GroupRule.of(group) for group in groups if group.kind not in (CacheKind.CROSS, CacheKind.STATE))
+
+
+def cross_groups(groups: Sequence[CacheGroup]) -> tuple[CacheGroup, ...]:
+    """The groups whose pages hold what an encoder gave, for as long as the request lives."""
+    return tuple(group for group in groups if group.kind is CacheKind.CROSS)
 
 
 def peak_pages(groups: Sequence[CacheGroup], tokens: int, ahead: int) -> int:
-    """Most pages that a sequence of `tokens` holds at a time: a state that is kept and the next one count both."""
+    """Most pages that a sequence of `tokens` holds at a time: a state that is kept and the next one count both, and of what an encoder
+    gave as many tokens; what a longer input takes beyond is looked at when it comes."""
     states = sum(2 * group.pages_per_state for group in groups)
-    return states + sum(rule.peak_pages(tokens, ahead) for rule in token_rules(groups))
+    crossed = sum(-(-min(group.longest, tokens) // group.tokens_per_page) for group in cross_groups(groups))
+    return states + crossed + sum(rule.peak_pages(tokens, ahead) for rule in token_rules(groups))
 
 
 def hash_unit(rules: Sequence[GroupRule]) -> int:
@@ -149,7 +156,7 @@ def _token_groups(layers: Sequence[_Layer], page_sizes: Sequence[int], most: int
         for part in _split(bucket, option.parts)
         for kind in (part[0].cache.kind,)
     ]
-    return sorted(groups, key=lambda group: group.layers)
+    return sorted(groups, key=lambda group: (group.kind is CacheKind.CROSS, group.layers))
 
 
 def _check_kinds(layers: Sequence[_Layer]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pagoda.serving.engine.plan import LongArray
 
-VERSION = 2
+VERSION = 3
 ALIGNMENT = 64
 MAX_GROUPS = 8
 
@@ -35,6 +35,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("adapters", "int32", ("tokens", "adapters")),
     ("query_start", "int32", ("bounds",)),
     ("seq_lens", "int32", ("rows",)),
+    ("cross_lens", "int32", ("rows", "cross")),
     ("shared", "int32", ("groups", "bounds")),
     ("drafts", "int32", ("rows", "drafts")),
     ("parents", "int32", ("rows", "parents")),
@@ -62,12 +63,12 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 
 DIMS: tuple[str, ...] = (
-    "tokens", "rows", "bounds", "samples", "sampling", "axes", "groups", "adapters", "drafts", "parents", "trees",
+    "tokens", "rows", "bounds", "samples", "sampling", "axes", "groups", "adapters", "drafts", "parents", "trees", "cross",
     *(f"width{group}" for group in range(MAX_GROUPS)),
     "penalties", "paths", "verified", "edits", "masks", "words", "logprobs", "spans", "taps", "tapped",
 )  # fmt: skip
 
-SWITCHES = ("sampling", "adapters", "trees", "verified")
+SWITCHES = ("sampling", "adapters", "trees", "verified", "cross")
 """Dimensions of size 1 where they are present, which arrays do not keep."""
 
 HEADER_WORDS = 4 + len(DIMS) + len(SECTIONS)

@@ -11,7 +11,8 @@ import numpy as np
 from pagoda.models.model import LengthEpochs
 from pagoda.serving.engine.adapters import AdapterBook
 from pagoda.serving.engine.blocks import BlockPool
-from pagoda.serving.engine.groups import token_rules
+from pagoda.serving.engine.crosses import CrossTables
+from pagoda.serving.engine.groups import cross_groups, token_rules
 from pagoda.serving.engine.media import MediaDesk, Store
 from pagoda.serving.engine.plan import IntArray, RunnerFacts, StepPlan
 from pagoda.serving.engine.policy import Key, WaitingQueue, make_policy
@@ -35,7 +36,13 @@ class Ledger:
     """
 
     def __init__(
-        self, facts: RunnerFacts, max_num_seqs: int, policy: str, connector: CacheConnector | None = None, budget: int = 2048
+        self,
+        facts: RunnerFacts,
+        max_num_seqs: int,
+        policy: str,
+        connector: CacheConnector | None = None,
+        budget: int = 2048,
+        caching: bool = True,
     ) -> None:
         self.connector = connector
         self.epochs: LengthEpochs | None = facts.length_epochs
@@ -44,7 +51,9 @@ class Ledger:
         self.slots = Slots(max_num_seqs, facts.max_model_len + (facts.pooling is not None))
         self.adapters = AdapterBook(self.slots, facts.adapter_slots, facts.adapters)
         self.states = _state_tables(facts, self.pool, max_num_seqs)
-        self.tables = BlockTables(self.pool, self.rules, max_num_seqs, facts.max_model_len, self.states)
+        crossed = cross_groups(facts.groups)
+        self.crosses = CrossTables(self.pool, crossed, max_num_seqs, caching) if crossed else None
+        self.tables = BlockTables(self.pool, self.rules, max_num_seqs, facts.max_model_len, self.states, self.crosses)
         self.index = PrefixIndex(self.pool, self.rules, self.states)
         self.media = MediaDesk(Store.of(facts, budget), self.slots) if facts.media is not None else None
         self.policy = make_policy(policy)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from pagoda.models.encoding import EncoderFacts
 from pagoda.models.media import MediaItem, MediaPositions
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.pooling import Pooled, PoolingFacts, PoolingParams
@@ -32,6 +33,25 @@ class TokenLogprobs(NamedTuple):
 
 
 @dataclass(frozen=True)
+class EncoderInput:
+    """What the encoder of an encoder-decoder model reads: token ids, or numbers.
+
+    Attributes:
+        token_ids: of a text.
+        features: float32, little-endian, of `shape`: `[bins, frames]` of spectra, `[samples]` of sound.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    features: bytes = b""
+    shape: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Ids, frames or samples."""
+        return self.shape[-1] if self.shape else len(self.token_ids)
+
+
+@dataclass(frozen=True)
 class EngineRequest:
     """A request as the engine sees it: token ids, no text.
 
@@ -48,6 +68,7 @@ class EngineRequest:
         arrival: seconds since the epoch.
         pooling: the answer is pooled of the prompt instead of generated; `params` then matter no more.
         media: what stands for some of the prompt's tokens, in their order. positions: of models with several a token.
+        encoder: what the model's encoder reads, where it has one; `prompt` is then the decoder's.
     """
 
     request_id: str
@@ -63,6 +84,7 @@ class EngineRequest:
     pooling: PoolingParams | None = None
     media: tuple[MediaItem, ...] = ()
     positions: MediaPositions | None = None
+    encoder: EncoderInput | None = None
 
 
 @dataclass(frozen=True)
@@ -184,6 +206,7 @@ class EngineFacts:
         adapters: (name, folder, parent) of those loaded at start. adapter_slots: 0 where none may be loaded.
         pooling: of a model that answers with vectors or scores; None: it generates.
         modalities: what it takes beside tokens.
+        encoder: of a model whose decoder attends to one.
     """
 
     max_model_len: int
@@ -197,3 +220,4 @@ class EngineFacts:
     load_seconds: dict[str, float] = field(default_factory=dict)
     pooling: PoolingFacts | None = None
     modalities: tuple[str, ...] = ()
+    encoder: EncoderFacts | None = None

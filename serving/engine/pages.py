@@ -19,7 +19,8 @@ class Pages:
         num_pages: page 0 included.
         num_layers: layers of the model, those without a cache included.
 
-    `page_sizes`: tokens per page of each group; 0 for recurrent layers, whose pages hold none.
+    `page_sizes`: tokens per page of each group; 0 for recurrent layers, whose pages hold none. `written`: of those that a step of tokens
+    writes, 0 for the others. `crossed`: of those that hold an encoder's output the most tokens of it, 0 for the others.
     """
 
     def __init__(self, device: Device, groups: tuple[CacheGroup, ...], num_pages: int, num_layers: int) -> None:
@@ -27,6 +28,8 @@ class Pages:
         self.groups = groups
         self.num_pages = num_pages
         self.page_sizes = tuple(0 if group.kind is CacheKind.STATE else group.tokens_per_page for group in groups)
+        self.crossed = tuple(group.longest for group in groups)
+        self.written = tuple(0 if longest else size for longest, size in zip(self.crossed, self.page_sizes, strict=True))
         self._num_layers = num_layers
         self._layouts = tuple(device.kv_layout(group) for group in groups)
         self.pool: torch.Tensor | None = None

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pagoda.models.encoding import EncoderFacts
 from pagoda.models.media import MediaFacts, MediaPositions, Numbers
+from pagoda.serving.engine.messages import EncoderInput
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.pooling import PoolingFacts, PoolingParams
 
@@ -87,6 +89,14 @@ class MediaPlan(NamedTuple):
     sources: LongArray
 
 
+class Encode(NamedTuple):
+    """Before the step, an encoder reads `given`; the K and V of its `tokens` tokens go into `pages` of each cross-attention group."""
+
+    given: EncoderInput
+    tokens: int
+    pages: tuple[IntArray, ...]
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """One step, the same for all ranks of a replica. R rows, T tokens, G cache groups; rows with one query token come last.
@@ -115,6 +125,8 @@ class StepPlan:
         runs: optional `[R]` int32, a burst: so many tokens each row is to sample, one after the other, in as many steps of one token a row
             that the host does not look at in between. What the other fields say is the first of them; block tables hold all.
         media: what is encoded and replaced; None where no row has media.
+        encodes: what the encoder reads before the step. cross_lengths: `[R]` int32, tokens that the encoder gave for each row; None for
+            models without one.
     """
 
     step: int
@@ -140,6 +152,8 @@ class StepPlan:
     routed: BoolArray | None = None
     runs: IntArray | None = None
     media: MediaPlan | None = None
+    encodes: tuple[Encode, ...] = ()
+    cross_lengths: IntArray | None = None
 
     @property
     def num_rows(self) -> int:
@@ -212,6 +226,7 @@ class RunnerFacts:
         load_seconds: see `EngineFacts`.
         pooling: see `EngineFacts`. whole_prompts: a step takes no parts of prompts.
         media: see `models.media.MediaFacts`; media_rows: embeddings that the ranks keep.
+        encoder: of a model whose decoder attends to one, or None.
         length_epochs: a `models.model.LengthEpochs` where a sequence that grows must be computed anew, or None.
     """
 
@@ -235,3 +250,4 @@ class RunnerFacts:
     whole_prompts: bool = False
     media: MediaFacts | None = None
     media_rows: int = 0
+    encoder: EncoderFacts | None = None

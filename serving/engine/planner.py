@@ -155,6 +155,7 @@ class Planner:
         drafted = state.drafted[slots]
         drafts = self._speculator.columns(slots) if self._speculator is not None else None
         sampled = ends == total + drafted
+        crosses = self._ledger.crosses
         grammars = masks(self._ledger, slots, sampled, self._vocab, drafts[1] if drafts is not None else None)
         plan = StepPlan(
             step=self._step,
@@ -179,6 +180,8 @@ class Planner:
             taps=self._speculator.taps if self._speculator is not None else (),
             tapped=self._speculator.tapped(slots) if self._speculator is not None else None,
             runs=runs,
+            encodes=crosses.take_encodes() if crosses is not None else (),
+            cross_lengths=crosses.length[slots] if crosses is not None else None,
         )
         self._ledger.hold_copied(plan)
         if self._ledger.states is not None:

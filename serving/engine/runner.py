@@ -22,6 +22,7 @@ from pagoda.serving.engine.batch import BatchPacker, Bucket, StepBatch
 from pagoda.serving.engine.burst_steps import Burst
 from pagoda.serving.engine.captured import CapturedSteps
 from pagoda.serving.engine.embeddings import EmbeddingStore
+from pagoda.serving.engine.encoding import encoder_batch
 from pagoda.serving.engine.forward import Forward
 from pagoda.serving.engine.layout import HEADER_WORDS
 from pagoda.serving.engine.pages import Pages
@@ -95,7 +96,8 @@ class Runner:
         self._sampler = Sampler(device, table, vocab, rows)
         self._forward = Forward(device, model, self._sampler, rows)
         self._captured = CapturedSteps(device, self._forward, pages, rows, limits.max_model_len, communicator)
-        self._packer = BatchPacker(device, pages.page_sizes, self._slots, _step_bytes(pages, limits), limits.in_flight)
+        size = _step_bytes(pages, limits)
+        self._packer = BatchPacker(device, pages.written, self._slots, size, limits.in_flight, pages.crossed)
         # The later steps of a burst count positions on: they know one an axis.
         burst = self._captured.burst if facts.media is None or facts.media.axes == 1 else Burst()
         self.facts = replace(facts, burst_steps=burst.steps, burst_rows=burst.rows)
@@ -210,6 +212,8 @@ class Runner:
             self._slots.observe(plan.slots, plan.starts, plan.lengths, plan.token_ids)
         if plan.copies is not None and len(plan.copies.source):
             self._copy_pages(plan.copies)
+        if plan.encodes:
+            self._forward.model.encode(encoder_batch(plan.encodes, self.pages.groups, self.device.torch_device))
 
     def _embedding_store(self, model: Model, slots: int) -> EmbeddingStore | None:
         media = self.facts.media
@@ -241,7 +245,8 @@ class Runner:
         admissions = tuple(Admission(slot, params, (0,)) for slot in range(rows))
         adapters = zeros if adapted else None
         starts = zeros + np.int32(shared)
-        return StepPlan(0, slots, starts, ones * length, ids, tables, ones > 0, zeros > 0, zeros, admissions, adapters=adapters)
+        plan = StepPlan(0, slots, starts, ones * length, ids, tables, ones > 0, zeros > 0, zeros, admissions, adapters=adapters)
+        return replace(plan, cross_lengths=ones) if self.facts.encoder is not None else plan
 
     def _dummy_prompts(self, bucket: Bucket, params: SamplingParams, adapted: bool) -> StepPlan:
         """A step with prompts that falls into `bucket`."""

@@ -15,6 +15,7 @@ from pagoda.serving.engine.beams import start_search
 from pagoda.serving.engine.bursts import BurstRule
 from pagoda.serving.engine.committer import Committer, end_request, end_sequence
 from pagoda.serving.engine.config import EngineConfig
+from pagoda.serving.engine.crosses import digest_of
 from pagoda.serving.engine.fork import fork_sequence
 from pagoda.serving.engine.grammar import Grammar
 from pagoda.serving.engine.ledger import Ledger
@@ -78,9 +79,16 @@ class Scheduler:
         _check_states(facts, connector, drafter)
         self._config = config
         self._facts = facts
-        self._ledger = Ledger(facts, config.max_num_seqs, config.scheduling_policy, connector, config.max_num_batched_tokens)
+        budget, caching = config.max_num_batched_tokens, config.enable_prefix_caching
+        self._ledger = Ledger(facts, config.max_num_seqs, config.scheduling_policy, connector, budget, caching)
         threshold = config.long_prefill_token_threshold
-        admitter = Admitter(self._ledger, caching=config.enable_prefix_caching, chunked=config.enable_chunked_prefill, threshold=threshold)
+        admitter = Admitter(
+            self._ledger,
+            caching=config.enable_prefix_caching,
+            chunked=config.enable_chunked_prefill,
+            threshold=threshold,
+            encoder_budget=max(config.max_num_batched_tokens, facts.encoder.longest if facts.encoder is not None else 0),
+        )
         self._speculator = Speculator(self._ledger, drafter) if drafter is not None else None
         self._bursts = BurstRule(self._ledger, facts)
         self._planner = Planner(
@@ -230,8 +238,11 @@ class Scheduler:
         if params.seed is None:
             params = replace(params, seed=self._random.getrandbits(63))
         adapter = self._ledger.adapters.find(source.adapter) if source.adapter is not None else None
-        root = chain_root(source.cache_salt, adapter.key if adapter is not None else None)
+        extra = (digest_of(source.encoder),) if source.encoder is not None else ()
+        root = chain_root(source.cache_salt, adapter.key if adapter is not None else None, extra)
         request = Request(source, params, self._submitted, root, adapter=adapter)
+        if source.encoder is not None and self._facts.encoder is not None:
+            request.crossed = self._facts.encoder.tokens(source.encoder.count)
         self._submitted += 1
         if source.media:
             request.marks = marks_of(source.media, self._ledger.index.unit)
@@ -258,6 +269,8 @@ class Scheduler:
 
 
 def _check_states(facts: RunnerFacts, connector: CacheConnector | None, drafter: Drafter | None) -> None:
+    if facts.encoder is not None and connector is not None:
+        raise ConfigError("this model has an encoder and was given a store of pages, which knows no encoders; run it without")
     if state_group(facts.groups) is None:
         return
     for given, name, why in (

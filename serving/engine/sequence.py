@@ -52,6 +52,7 @@ class Request:
         adapter: the one that it asked for.
         marks: what units of its hash chain depend on beside tokens.
         pools_all: the hidden state of every prompt token counts. pooled: the answer of a pooling request.
+        crossed: tokens that the encoder gives for it, of models that have one.
     """
 
     source: EngineRequest
@@ -74,6 +75,7 @@ class Request:
     pooled: Pooled | None = None
     submitted: float = field(default_factory=time.monotonic)
     queued: float = 0.0
+    crossed: int = 0
 
     @property
     def id(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 from pagoda.serving.engine.blocks import BlockPool
+from pagoda.serving.engine.crosses import CrossTables
 from pagoda.serving.engine.groups import GroupRule
 from pagoda.serving.engine.plan import IntArray
 from pagoda.serving.engine.states import StateTables
@@ -13,11 +14,21 @@ from pagoda.serving.engine.states import StateTables
 
 class BlockTables:
     """Per group of tokens: `tables` `[S, P]` page ids (0 past the end and for pages that left a window), `length` `[S]` entries in
-    use, `first` `[S]` entries that left the window. `states`: the pages of recurrent layers, of models that have any."""
+    use, `first` `[S]` entries that left the window. `states`: the pages of recurrent layers, of models that have any; `crosses`: those of
+    what encoders gave."""
 
-    def __init__(self, pool: BlockPool, rules: Seq[GroupRule], slots: int, longest: int, states: StateTables | None = None) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        rules: Seq[GroupRule],
+        slots: int,
+        longest: int,
+        states: StateTables | None = None,
+        crosses: CrossTables | None = None,
+    ) -> None:
         self.pool = pool
         self.states = states
+        self.crosses = crosses
         self.rules = tuple(rules)
         self.tables = tuple(np.zeros((slots, rule.pages(longest)), np.int32) for rule in rules)
         self.length = tuple(np.zeros(slots, np.int32) for _ in rules)
@@ -83,10 +94,14 @@ class BlockTables:
             length[slot] = first[slot] = 0
         if self.states is not None:
             self.states.release(slot)
+        if self.crosses is not None:
+            self.crosses.release(slot)
 
     def rows(self, slots: IntArray) -> tuple[IntArray, ...]:
-        """Per group `[R, widest]`; of states the pages read and those written."""
+        """Per group `[R, widest]`; of what encoders gave after those, of states the pages read and those written."""
         rows = tuple(table[:, : int(length[slots].max(initial=1))][slots] for table, length in zip(self.tables, self.length, strict=True))
+        if self.crosses is not None:
+            rows = (*rows, *self.crosses.rows(slots))
         return rows if self.states is None else (*rows, self.states.rows(slots))
 
     def row(self, slot: int) -> tuple[IntArray, ...]:

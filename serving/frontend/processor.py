@@ -10,11 +10,13 @@ from typing import Any, NamedTuple, TypeGuard
 
 from pagoda.hal.errors import RequestError
 from pagoda.models.media import MediaItem, MediaPositions
-from pagoda.serving.engine.messages import EngineFacts, EngineRequest
+from pagoda.serving.engine.messages import EncoderInput, EngineFacts, EngineRequest
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.token_ids import check_ids
 from pagoda.serving.frontend.bad_words import with_bad_word_ids
+from pagoda.serving.frontend.encoder_prompts import is_pair, split_pair, started
 from pagoda.serving.frontend.media import MEDIA, MediaProcessor
+from pagoda.serving.frontend.sound import heard
 from pagoda.serving.frontend.text import TextFrontend
 
 Messages = Sequence[Mapping[str, Any]]
@@ -23,12 +25,14 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class Encoded(NamedTuple):
-    """A prompt's ids, its text where there was one, and its media."""
+    """A prompt's ids, its text where there was one, its media, and what an encoder reads, where the
+    prompt says so itself."""
 
     ids: list[int]
     text: str | None
     media: tuple[MediaItem, ...] = ()
     positions: MediaPositions | None = None
+    encoder: EncoderInput | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Processor:
         A length that only the model states is a default: it gives way to what the prompt leaves.
         """
         defaults = dict(self.defaults)
+        if self.facts.encoder is not None and self.facts.encoder.kind == "text":
+            prompt = len(self.facts.encoder.start)  # what is asked is read by the encoder
         if defaults.get("max_tokens") is not None:
             defaults["max_tokens"] = max(1, min(defaults["max_tokens"], self.facts.max_model_len - prompt))
         return SamplingParams(**{"max_tokens": None, **defaults, **given})
@@ -60,6 +66,8 @@ class Processor:
 
     def encode_all(self, prompts: Sequence[Prompt]) -> list[Encoded]:
         """Of several prompts, the texts among them on all cores."""
+        if self.facts.encoder is not None and any(map(is_pair, prompts)):
+            return [self._pair(prompt) if is_pair(prompt) else self.encode(prompt) for prompt in prompts]
         if any(map(_has_media, prompts)):
             return [self._with_media(prompt) if _has_media(prompt) else self.encode(prompt) for prompt in prompts]
         plain = [_of_mapping(prompt) if isinstance(prompt, Mapping) else prompt for prompt in prompts]
@@ -74,6 +82,19 @@ class Processor:
         text = _of_mapping(prompt)
         ids, items, positions = self.media(text if isinstance(text, str) else _checked(text), prompt[MEDIA])
         return Encoded(ids, text if isinstance(text, str) else None, items, positions)
+
+    def _pair(self, prompt: Any) -> Encoded:
+        assert self.facts.encoder is not None
+        ids, encoder = split_pair(prompt, self.facts.encoder, self._ids, self._listen)
+        return Encoded(ids, None, encoder)
+
+    def _ids(self, prompt: Any, special: bool) -> list[int]:
+        plain = _of_mapping(prompt) if isinstance(prompt, Mapping) else prompt
+        return self.text.tokenizer.encode(plain, add_special_tokens=special) if isinstance(plain, str) else _checked(plain)
+
+    def _listen(self, sound: Any) -> EncoderInput:
+        assert self.facts.encoder is not None
+        return heard(sound, self.facts.encoder)
 
     def encode_chat(self, messages: Messages, **options: Any) -> Encoded:
         """Ids of a conversation; `options` are those of `text.ChatTemplate.render`."""
@@ -95,11 +116,16 @@ class Processor:
         length_penalty: float = 1.0,
         media: tuple[MediaItem, ...] = (),
         positions: MediaPositions | None = None,
+        encoder: EncoderInput | None = None,
     ) -> EngineRequest:
-        """A request that the engine can take, its output limit set.
+        """A request that the engine can take, its output limit set. Where the model's encoder reads texts and `encoder` is None, the prompt
+        is the encoder's.
 
         Raises `RequestError` when the prompt is empty, holds foreign ids, or is too long with its answer.
         """
+        facts = self.facts.encoder
+        if facts is not None and encoder is None and facts.kind == "text":
+            prompt, encoder = started((), facts), EncoderInput(tuple(prompt))
         limit = _output_limit(len(prompt), params.max_tokens, self.facts.max_model_len)
         request = EngineRequest(
             request_id=request_id or uuid.uuid4().hex,
@@ -114,6 +140,7 @@ class Processor:
             arrival=time.time(),
             media=media,
             positions=positions,
+            encoder=encoder,
         )
         check_ids(request, self.facts.vocab_size)
         return request

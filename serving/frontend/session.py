@@ -57,7 +57,8 @@ class Session:
 
     def _made(self, encoded: Encoded, params: SamplingParams | None, fields: dict[str, Any]) -> tuple[EngineRequest, str | None]:
         params = params or self.processor.params_for(len(encoded.ids), {})
-        return self.processor.request(encoded.ids, params, media=encoded.media, positions=encoded.positions, **fields), encoded.text
+        more = {"media": encoded.media, "positions": encoded.positions, "encoder": encoded.encoder, **fields}
+        return self.processor.request(encoded.ids, params, **more), encoded.text
 
     async def run(self, request: EngineRequest, prompt: str | None = None, *, patient: bool = False) -> AsyncGenerator[RequestOutput, None]:
         """Send a request; yields its output, the same growing object, after every step until it is finished (`patient`: less often).
