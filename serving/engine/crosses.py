@@ -8,11 +8,11 @@ from hashlib import blake2b
 import numpy as np
 from pagoda.hal.kv import CacheGroup
 from pagoda.serving.engine.blocks import BlockPool
-from pagoda.serving.engine.messages import EncoderInput
+from pagoda.serving.engine.messages import EncoderPrompt
 from pagoda.serving.engine.plan import Encode, IntArray
 
 
-def digest_of(given: EncoderInput) -> str:
+def digest_of(given: EncoderPrompt) -> str:
     """What tells one input of an encoder from another."""
     parts = (repr(given.token_ids).encode(), repr(given.shape).encode(), given.features)
     return blake2b(b"\0".join(parts), digest_size=16).hexdigest()
@@ -50,7 +50,7 @@ class CrossTables:
         """Whether nothing needs to be encoded."""
         return sibling is not None or self._find(root, tokens) is not None
 
-    def begin(self, slot: int, root: bytes, given: EncoderInput, tokens: int, sibling: int | None) -> None:
+    def begin(self, slot: int, root: bytes, given: EncoderPrompt, tokens: int, sibling: int | None) -> None:
         """The slot's pages: a sibling's, or found ones, or fresh ones, which this step's encoder fills."""
         self.length[slot] = tokens
         shared = self._of(sibling) if sibling is not None else self._find(root, tokens)

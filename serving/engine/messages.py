@@ -33,7 +33,7 @@ class TokenLogprobs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EncoderInput:
+class EncoderPrompt:
     """What the encoder of an encoder-decoder model reads: token ids, or numbers.
 
     Attributes:
@@ -84,7 +84,7 @@ class EngineRequest:
     pooling: PoolingParams | None = None
     media: tuple[MediaItem, ...] = ()
     positions: MediaPositions | None = None
-    encoder: EncoderInput | None = None
+    encoder: EncoderPrompt | None = None
 
 
 @dataclass(frozen=True)

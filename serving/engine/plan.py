@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pagoda.models.encoding import EncoderFacts
 from pagoda.models.media import MediaFacts, MediaPositions, Numbers
-from pagoda.serving.engine.messages import EncoderInput
+from pagoda.serving.engine.messages import EncoderPrompt
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.pooling import PoolingFacts, PoolingParams
 
@@ -92,7 +92,7 @@ class MediaPlan(NamedTuple):
 class Encode(NamedTuple):
     """Before the step, an encoder reads `given`; the K and V of its `tokens` tokens go into `pages` of each cross-attention group."""
 
-    given: EncoderInput
+    given: EncoderPrompt
     tokens: int
     pages: tuple[IntArray, ...]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from pagoda.hal.errors import RequestError
 from pagoda.models.encoding import EncoderFacts
-from pagoda.serving.engine.messages import EncoderInput
+from pagoda.serving.engine.messages import EncoderPrompt
 
 KEYS = ("encoder_prompt", "decoder_prompt", "multi_modal_data")
 
 Ids = Callable[[Any, bool], list[int]]
 """Token ids of a text, of ids, or of a mapping with either; whether the tokenizer puts its own tokens around a text."""
-Listen = Callable[[Any], EncoderInput]
+Listen = Callable[[Any], EncoderPrompt]
 """From a sound, as the caller has it, to what the encoder reads."""
 
 
@@ -22,7 +22,7 @@ def is_pair(prompt: object) -> bool:
     return isinstance(prompt, Mapping) and any(key in prompt for key in KEYS)
 
 
-def split_pair(prompt: Mapping[str, Any], facts: EncoderFacts, ids: Ids, listen: Listen) -> tuple[list[int], EncoderInput]:
+def split_pair(prompt: Mapping[str, Any], facts: EncoderFacts, ids: Ids, listen: Listen) -> tuple[list[int], EncoderPrompt]:
     """The decoder's ids and the encoder's input of {"encoder_prompt": …, "decoder_prompt": …}, or, where the encoder hears, of
     {"prompt": the decoder's, "multi_modal_data": {"audio": …}}. Raises `RequestError` where something is missing."""
     given = prompt.get("encoder_prompt", prompt)
@@ -30,7 +30,7 @@ def split_pair(prompt: Mapping[str, Any], facts: EncoderFacts, ids: Ids, listen:
     text = below.get("prompt") if isinstance(below, Mapping) and "prompt_token_ids" not in below else below
     own = started(ids(text, False) if text else (), facts) if isinstance(text, str) or not text else ids(text, False)
     if facts.kind == "text":
-        return own, EncoderInput(tuple(ids(given, True)))
+        return own, EncoderPrompt(tuple(ids(given, True)))
     media = given.get("multi_modal_data") if isinstance(given, Mapping) else None
     if not isinstance(media, Mapping) or "audio" not in media:
         raise RequestError('this model hears: its encoder\'s prompt needs {"multi_modal_data": {"audio": …}}', param="encoder_prompt")

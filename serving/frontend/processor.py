@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from pagoda.hal.errors import RequestError
 from pagoda.models.media import MediaItem, MediaPositions
-from pagoda.serving.engine.messages import EncoderInput, EngineFacts, EngineRequest
+from pagoda.serving.engine.messages import EncoderPrompt, EngineFacts, EngineRequest
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.token_ids import check_ids
 from pagoda.serving.frontend.bad_words import with_bad_word_ids
@@ -32,7 +32,7 @@ class Encoded(NamedTuple):
     text: str | None
     media: tuple[MediaItem, ...] = ()
     positions: MediaPositions | None = None
-    encoder: EncoderInput | None = None
+    encoder: EncoderPrompt | None = None
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,13 @@ class Processor:
     def _pair(self, prompt: Any) -> Encoded:
         assert self.facts.encoder is not None
         ids, encoder = split_pair(prompt, self.facts.encoder, self._ids, self._listen)
-        return Encoded(ids, None, encoder)
+        return Encoded(ids, None, encoder=encoder)
 
     def _ids(self, prompt: Any, special: bool) -> list[int]:
         plain = _of_mapping(prompt) if isinstance(prompt, Mapping) else prompt
         return self.text.tokenizer.encode(plain, add_special_tokens=special) if isinstance(plain, str) else _checked(plain)
 
-    def _listen(self, sound: Any) -> EncoderInput:
+    def _listen(self, sound: Any) -> EncoderPrompt:
         assert self.facts.encoder is not None
         return heard(sound, self.facts.encoder)
 
@@ -116,7 +116,7 @@ class Processor:
         length_penalty: float = 1.0,
         media: tuple[MediaItem, ...] = (),
         positions: MediaPositions | None = None,
-        encoder: EncoderInput | None = None,
+        encoder: EncoderPrompt | None = None,
     ) -> EngineRequest:
         """A request that the engine can take, its output limit set. Where the model's encoder reads texts and `encoder` is None, the prompt
         is the encoder's.
@@ -125,7 +125,7 @@ class Processor:
         """
         facts = self.facts.encoder
         if facts is not None and encoder is None and facts.kind == "text":
-            prompt, encoder = started((), facts), EncoderInput(tuple(prompt))
+            prompt, encoder = started((), facts), EncoderPrompt(tuple(prompt))
         limit = _output_limit(len(prompt), params.max_tokens, self.facts.max_model_len)
         request = EngineRequest(
             request_id=request_id or uuid.uuid4().hex,

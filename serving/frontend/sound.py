@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.models.encoding import EncoderFacts
-from pagoda.serving.engine.messages import EncoderInput
+from pagoda.serving.engine.messages import EncoderPrompt
 from pagoda.serving.frontend.spectrum import HOP, RATE, Samples, log_mel
 
 SEARCHED = 1.0
@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     samples: Samples
 
 
-def heard(sound: Any, facts: EncoderFacts) -> EncoderInput:
+def heard(sound: Any, facts: EncoderFacts) -> EncoderPrompt:
     """`sound`: (samples, rate), or an array as the encoder wants it: `[bins, frames]` (or turned) or `[samples]`."""
     if isinstance(sound, tuple):
         samples = resampled(np.asarray(sound[0], np.float32), int(sound[1]))
@@ -42,11 +42,11 @@ def heard(sound: Any, facts: EncoderFacts) -> EncoderInput:
     return as_input(values)
 
 
-def as_input(values: NDArray[np.float32]) -> EncoderInput:
-    return EncoderInput(features=values.astype("<f4").tobytes(), shape=tuple(values.shape))
+def as_input(values: NDArray[np.float32]) -> EncoderPrompt:
+    return EncoderPrompt(features=values.astype("<f4").tobytes(), shape=tuple(values.shape))
 
 
-def encoder_input(samples: Samples, facts: EncoderFacts) -> EncoderInput:
+def encoder_input(samples: Samples, facts: EncoderFacts) -> EncoderPrompt:
     """Of at most `longest_sound` samples at RATE."""
     if facts.kind == "samples":
         return as_input(samples)

@@ -7,7 +7,7 @@ import pytest
 from pagoda.hal.errors import CapacityError
 from pagoda.hal.kv import CacheGroup, CacheKind, LayerCache
 from pagoda.models.encoding import EncoderFacts
-from pagoda.serving.engine.messages import EncoderInput, EngineRequest
+from pagoda.serving.engine.messages import EncoderPrompt, EngineRequest
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
@@ -26,7 +26,7 @@ def made(pages: int = 60, **config: object) -> Scheduler:
 def request(name: str, first: int, count: int, tokens: int = 6, n: int = 1) -> EngineRequest:
     ids = tuple((first + i) % VOCAB for i in range(count))
     params = SamplingParams(temperature=0.5, n=n, max_tokens=tokens, ignore_eos=True)
-    return EngineRequest(name, (1,), params, encoder=EncoderInput(ids))
+    return EngineRequest(name, (1,), params, encoder=EncoderPrompt(ids))
 
 
 def step(scheduler: Scheduler) -> StepPlan | None:

@@ -26,9 +26,9 @@ PROCESSOR = Processor(TextFrontend(TOKENIZER, TEMPLATE), FACTS, {"temperature": 
 
 def test_prompts_of_every_kind() -> None:
     ids = TOKENIZER.encode("The fox")
-    assert PROCESSOR.encode("The fox") == (ids, "The fox", None)
-    assert PROCESSOR.encode({"prompt": "The fox"}) == (ids, "The fox", None)
-    assert PROCESSOR.encode(ids) == PROCESSOR.encode({"prompt_token_ids": tuple(ids)}) == (ids, None, None)
+    assert PROCESSOR.encode("The fox")[:2] == (ids, "The fox")
+    assert PROCESSOR.encode({"prompt": "The fox"})[:2] == (ids, "The fox")
+    assert PROCESSOR.encode(ids) == PROCESSOR.encode({"prompt_token_ids": tuple(ids)}) and PROCESSOR.encode(ids)[:2] == (ids, None)
     chat = PROCESSOR.encode_chat([{"role": "user", "content": "hi"}])
     assert chat.text == "<|im_start|>hi<|im_end|>" and chat.ids[0] == 3 and chat.ids[-1] == 4
     for bad in ({"text": "x"}, ["x"], [1, "x"]):
