@@ -46,6 +46,14 @@ class AttentionPlan(NamedTuple):
     covered: bool
 
 
+EARLY_REQUESTS = 4
+"""With more, blocks that wait for the kernel before them take the room of those that work (8 rows: 1.12 ms a step without, 1.17 with)."""
+
+
+def _early(part: Part) -> dict[str, Any]:
+    return early(part.batch.seq_lens.device) if part.batch.seq_lens.shape[0] <= EARLY_REQUESTS else {"EARLY": False}
+
+
 class PagedAttention(PlainKernel):
     """`run(q, k_pages, v_pages, batch, plan, sinks, slopes)`, as in `ops.attention.PagedAttentionReference`."""
 
@@ -138,7 +146,7 @@ class PagedAttention(PlainKernel):
             merge[(requests, facts.num_heads)](
                 partial, lse, out, part.batch.query_start, out if sinks is None else sinks, out.stride(0), out.stride(1),
                 HEADS=facts.num_heads, DV=facts.v_dim, BLOCK_DV=self.block_dv, SLOTS=slots, BLOCK_S=triton.next_power_of_2(slots),
-                SINKS=sinks is not None, **early(q.device),
+                SINKS=sinks is not None, **_early(part),
             )  # fmt: skip
 
     def _attend(self, part: Part, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, out: torch.Tensor,
@@ -159,7 +167,7 @@ class PagedAttention(PlainKernel):
             WINDOW=facts.window or 0, CHUNK=facts.chunk or 0, CAUSAL=facts.causal, SOFTCAP=facts.softcap is not None,
             SINKS=sinks is not None, ALIBI=slopes is not None, SPLITS=part.splits, OFFSET=part.shared, SLOTS=part.shared + part.splits,
             FEWEST=part.fewest, DESCRIPTOR=described, PRECISION=self.precision, STAGES=tile.stages,
-            num_warps=tile.warps, num_stages=tile.stages, **early(q.device),
+            num_warps=tile.warps, num_stages=tile.stages, **_early(part),
         )  # fmt: skip
 
     def _attend_shared(self, part: Part, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor,
@@ -173,7 +181,7 @@ class PagedAttention(PlainKernel):
             HEADS=facts.num_heads, GROUP=self.group, BLOCK_M=tile.rows, TILE=tile.keys, PAGE=facts.page_size, D=facts.head_dim,
             DV=facts.v_dim, BLOCK_D=self.block_d, BLOCK_DV=self.block_dv, SOFTCAP=facts.softcap is not None, SPLITS=part.shared,
             SLOTS=part.shared + part.splits, DESCRIPTOR=described, PRECISION=self.precision, STAGES=tile.stages,
-            num_warps=tile.warps, num_stages=tile.stages, **early(q.device),
+            num_warps=tile.warps, num_stages=tile.stages, **_early(part),
         )  # fmt: skip
 
     def _pages(self, k_pages: torch.Tensor, v_pages: torch.Tensor, tile: Tile) -> tuple[bool, Any, Any]:
