@@ -62,6 +62,19 @@ async def test_a_repeated_prompt_hits_the_prefix_cache(client: InProcessClient) 
     assert third.cached_tokens == 0
 
 
+async def test_how_long_a_request_waited_comes_with_its_first_delta(client: InProcessClient) -> None:
+    began = time.monotonic()
+    requests = [toy_request(str(i), [5, 6, 7], 12) for i in range(24)]
+
+    async def queued(request: EngineRequest) -> list[float]:
+        return [delta.queued async for delta in client.generate(request)]
+
+    waits = await asyncio.gather(*map(queued, requests))
+    first = [wait[0] for wait in waits]
+    assert all(0 < wait < time.monotonic() - began for wait in first) and not any(any(wait[1:]) for wait in waits)
+    assert min(first[16:]) > max(first[:16])  # sixteen fit
+
+
 async def test_seeded_sampling_is_the_same_alone_and_in_a_crowd(client: InProcessClient) -> None:
     warm = {"temperature": 1.2, "top_p": 0.9, "seed": 42}
     alone = await ask(client, toy_request("a", PROMPTS[1], 15, **warm))
