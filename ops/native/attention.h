@@ -168,7 +168,7 @@ static void pack_values(const T* const* rows, int64_t count, int64_t padded, int
     for (int64_t g = 0; g < v_groups; g++) {
       E* target = out + (g * ld + j) * GROUP;
       int64_t columns = v_dim - g * GROUP < GROUP ? v_dim - g * GROUP : GROUP;
-#if PG_DOT16
+#if PG_DOT16 && PG_W == 16
       if (K::STEP == 2 && sizeof(T) == 2 && columns == GROUP) {
         __m512i a = j < count ? _mm512_loadu_si512(rows[j] + g * GROUP) : _mm512_setzero_si512();
         __m512i b = j + 1 < count ? _mm512_loadu_si512(rows[j + 1] + g * GROUP) : _mm512_setzero_si512();

@@ -35,7 +35,9 @@ _X86 = {
 _X86["avx512vnni"] = [*_X86["avx512"], "-mavx512vnni"]
 _X86["avx512bf16"] = [*_X86["avx512vnni"], "-mavx512bf16"]
 
-_ISAS = {"x86_64": _X86, "AMD64": _X86}
+_ARM = {"dotprod": ["-march=armv8.2-a+dotprod"], "i8mm": ["-march=armv8.2-a+dotprod+i8mm+bf16"]}
+
+_ISAS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
 
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
 _FLAGS += ["-Wall", "-Wno-unknown-pragmas", "-Wno-psabi", "-Wno-unused-function"]

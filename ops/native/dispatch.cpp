@@ -11,6 +11,13 @@
 extern const PgTable pg_table_baseline;
 #if defined(__x86_64__)
 extern const PgTable pg_table_avx2, pg_table_avx512, pg_table_avx512vnni, pg_table_avx512bf16;
+#elif defined(__aarch64__)
+#if defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+extern const PgTable pg_table_dotprod, pg_table_i8mm;
 #endif
 
 namespace {
@@ -19,10 +26,30 @@ namespace {
 const PgTable* const TABLES[] = {
 #if defined(__x86_64__)
     &pg_table_avx512bf16, &pg_table_avx512vnni, &pg_table_avx512, &pg_table_avx2,
+#elif defined(__aarch64__)
+    &pg_table_i8mm, &pg_table_dotprod,
 #endif
     &pg_table_baseline,
 };
 constexpr int COUNT = sizeof TABLES / sizeof *TABLES;
+
+#if defined(__aarch64__)
+bool arm_has(const char* feature) {
+#if defined(__linux__)
+  // Bits of the kernel's interface: arch/arm64/include/uapi/asm/hwcap.h.
+  if (!strcmp(feature, "DotProd")) return getauxval(AT_HWCAP) >> 20 & 1;
+  if (!strcmp(feature, "I8MM")) return getauxval(AT_HWCAP2) >> 13 & 1;
+  if (!strcmp(feature, "BF16")) return getauxval(AT_HWCAP2) >> 14 & 1;
+#elif defined(__APPLE__)
+  int value = 0;
+  size_t size = sizeof value;
+  char name[64] = "hw.optional.arm.FEAT_";
+  strncat(name, feature, 32);
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value;
+#endif
+  return false;
+}
+#endif
 
 bool here(int index) {
 #if defined(__x86_64__)
@@ -34,6 +61,9 @@ bool here(int index) {
   if (index == 1) return avx512 && __builtin_cpu_supports("avx512vnni");
   if (index == 2) return avx512;
   if (index == 3) return avx2;
+#elif defined(__aarch64__)
+  if (index == 0) return arm_has("DotProd") && arm_has("I8MM") && arm_has("BF16");
+  if (index == 1) return arm_has("DotProd");
 #endif
   return true;
 }
@@ -96,6 +126,9 @@ const PgTable* table_of(int index) {
     case 2: return recorded<2>();
     case 3: return recorded<3>();
     case 4: return recorded<4>();
+#elif defined(__aarch64__)
+    case 1: return recorded<1>();
+    case 2: return recorded<2>();
 #endif
   }
   return nullptr;

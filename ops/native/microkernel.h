@@ -10,7 +10,7 @@ namespace PG_ISA {
 
 constexpr int GROUP = 32;              // columns of a group
 constexpr int PARTS = GROUP / W;       // vectors of a group
-constexpr int MAX_ROWS = W == 16 ? 6 : W == 8 ? 3 : 1;
+constexpr int MAX_ROWS = W == 16 ? 6 : W == 8 || PG_ARM ? 3 : 1;  // as many as the registers hold
 constexpr int MAX_GROUPS = W == 16 ? 2 : 1;
 
 // How an element of the left side meets the right side.
@@ -45,7 +45,24 @@ struct Wide16 {
   }
 };
 
-#if PG_DOT16
+#if PG_DOT16 && PG_ARM
+struct Dot16 {
+  typedef bf16 A;
+  typedef bf16 B;
+  static constexpr int STEP = 2;
+  template <int R, int N>
+  PG_INLINE void step(vf (&acc)[R][N], const bf16* a, int64_t lda, const bf16* b, int64_t group) {
+    for (int n = 0; n < N; n++) {
+      bfloat16x8_t w = load_as<bfloat16x8_t>(b + (n / PARTS) * group + (n % PARTS) * W * 2);
+      for (int r = 0; r < R; r++) {
+        bfloat16x8_t x = vreinterpretq_bf16_u32(vdupq_n_u32(load_as<uint32_t>(a + r * lda)));
+        acc[r][n] = (vf)vbfdotq_f32((float32x4_t)acc[r][n], w, x);
+      }
+    }
+  }
+};
+typedef Dot16 Best16;
+#elif PG_DOT16
 struct Dot16 {
   typedef bf16 A;
   typedef bf16 B;

@@ -3,7 +3,8 @@
 // Inputs become 15-bit integers, block by block (an error of 2^-15 of the block's largest number, under half a hundredth of what
 // bfloat16 loses), in two signed bytes; products of codes and bytes are summed exactly in 32-bit integers, scales come after:
 // out = Σ scale · input scale · (128 · high + low − offset · Σx) + minimum · Σx. Integers have no order, so results do not depend
-// on the number of rows. This is for the 8-bit dot product of AVX-512; `quant_wide.h` has what others do with the same packed weights.
+// on the number of rows. This is for the 8-bit dot product of AVX-512; `quant_arm.h` and
+// `quant_wide.h` are what others do with the same packed weights.
 #pragma once
 
 #include "api.h"
@@ -389,6 +390,8 @@ static void quant_gemm(const PgQuant* q, const void* x, int64_t x_stride, int64_
 
 }  // namespace PG_ISA
 
-#if !PG_DOT8
+#if PG_DOT_ARM
+#include "quant_arm.h"
+#elif !PG_DOT8
 #include "quant_wide.h"
 #endif

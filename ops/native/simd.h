@@ -1,5 +1,5 @@
 // One vector type for the instruction set this unit is compiled for: W floats, by the compilers' vector extensions, so that
-// the same source serves AVX-512, AVX2, SSE2 and NEON. Only the bfloat16 dot product needs intrinsics.
+// the same source serves AVX-512, AVX2, SSE2 and NEON. Only dot products need intrinsics.
 #pragma once
 
 #include <cstddef>
@@ -16,16 +16,35 @@
 #define PG_W 4
 #endif
 
-#if PG_W == 16 && defined(__AVX512BF16__)
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#define PG_ARM 1
+#else
+#define PG_ARM 0
+#endif
+
+// Products of bfloat16 pairs.
+#if (PG_W == 16 && defined(__AVX512BF16__)) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define PG_DOT16 1
 #else
 #define PG_DOT16 0
 #endif
 
+// Products of four bytes: those of AVX-512, those of Arm (by unsigned bytes too).
 #if PG_W == 16 && defined(__AVX512VNNI__)
 #define PG_DOT8 1
 #else
 #define PG_DOT8 0
+#endif
+#if PG_ARM && defined(__ARM_FEATURE_DOTPROD)
+#define PG_DOT_ARM 1
+#else
+#define PG_DOT_ARM 0
+#endif
+#if PG_ARM && defined(__ARM_FEATURE_MATMUL_INT8)
+#define PG_DOT_UNSIGNED 1
+#else
+#define PG_DOT_UNSIGNED 0
 #endif
 
 #define PG_INLINE static inline __attribute__((always_inline))
@@ -54,7 +73,10 @@ PG_INLINE vf load(const bf16* p) { return (vf)(__builtin_convertvector(load_as<v
 PG_INLINE void store(float* p, vf v) { memcpy(p, &v, sizeof v); }
 
 PG_INLINE void store(bf16* p, vf v) {
-#if PG_DOT16
+#if PG_DOT16 && PG_ARM
+  bfloat16x4_t h = vcvt_bf16_f32((float32x4_t)v);
+  memcpy(p, &h, sizeof h);
+#elif PG_DOT16
   __m256bh h = _mm512_cvtneps_pbh((__m512)v);
   memcpy(p, &h, sizeof h);
 #else
@@ -89,7 +111,7 @@ PG_INLINE void put(bf16* p, float x) {
     *p = (bf16)(bits >> 16 | 64);
     return;
   }
-#if PG_DOT16
+#if PG_DOT16 && !PG_ARM
   // The vector instruction flushes denormals; a row's tail must not differ from its body.
   if ((bits & 0x7f800000) == 0) bits &= 0x80000000;
 #endif

@@ -3,7 +3,8 @@
 // Needs nothing but the C ABI, so it runs where Python does not: on another architecture, under a sanitizer. Cases are written by
 // tests/samples/native_cases.py. Every buffer has its exact size: it ends where a page that nobody may touch begins, or, under a
 // sanitizer, where its own zone does. Outputs are filled with ones (NaN) first. Each case runs with one and with three threads, and once
-// more from a recording. For each level and case a line: `ok`, `absent` or what is wrong.
+// more from a recording. For each level and case a line: `ok`, `absent` or what is wrong. Level `best`: whichever the library
+// chooses, by its name.
 #include <dlfcn.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -329,8 +330,8 @@ int main(int count, char** words) {
     Case c = read_case(in);
     for (Buffer& b : c.buffers) place(b);
     for (const std::string& level : levels) {
-      const PgTable* table = library.table(level.c_str());
-      std::string label = level + "\t" + c.name;
+      const PgTable* table = library.table(level == "best" ? nullptr : level.c_str());
+      std::string label = (level == "best" && table ? table->name : level) + "\t" + c.name;
       current = label.c_str();
       double worst = 0;
       std::string problem = table ? run(library, c, table, &worst) : "absent";
