@@ -15,11 +15,14 @@ _NATIVE = "pagoda.backends.cpu.kernels_native:"
 _MORE = "pagoda.backends.cpu.kernels_more:"
 _TABLES = "pagoda.backends.cpu.kernels_tables:"
 _EXPERTS = "pagoda.backends.cpu.kernels_moe_gguf:"
-_WIDE_ARCHS = frozenset({"x86-64-avx2", "x86-64-avx512", "x86-64-avx512vnni", "x86-64-avx512bf16", "x86-64-amx"})
-"""Architectures whose vectors the products were written for; elsewhere torch's own are better."""
-
-_DOT_ARCHS = frozenset({"x86-64-avx512vnni", "x86-64-avx512bf16", "x86-64-amx"})
+_PROMPT_ARCHS = frozenset({"x86-64-avx512vnni", "x86-64-avx512bf16", "x86-64-amx"})
 """Architectures with the integer dot products of AVX-512."""
+
+_DOT_ARCHS = _PROMPT_ARCHS | {"aarch64-dotprod", "aarch64-bf16", "aarch64-sve-bf16"}
+"""Architectures with a dot product of bytes."""
+
+_WIDE_ARCHS = _DOT_ARCHS | {"x86-64-avx2", "x86-64-avx512"}
+"""Architectures whose vectors the products were written for; elsewhere torch's own are better."""
 
 _Question = Callable[[Any], Reason | None]
 _CLAIMS = frozenset({"batch_invariant", "capturable"})
@@ -63,7 +66,7 @@ def _native(op: str, implementation: str, *questions: _Question) -> Kernel:
 
 
 def _prompt_kernel() -> Kernel:
-    needs = Needs(archs=_DOT_ARCHS, dtypes=frozenset({"bfloat16"}))
+    needs = Needs(archs=_PROMPT_ARCHS, dtypes=frozenset({"bfloat16"}))
     kernel = _native("gemm", "NativeGemmPrompt", _pairs("in_features"))
     claims = _CLAIMS - {"batch_invariant"}
     return replace(kernel, name="native_prompt", needs=needs, packed_bytes=_gemm_bytes, rank=15.0, claims=claims, layout="columns")
