@@ -1,6 +1,7 @@
-"""The C++ kernels under sanitizers and on emulated processors: `python ci/native_checks.py sanitized | threads | arm | report`.
+"""The C++ kernels under sanitizers and on emulated processors: `python ci/native_checks.py sanitized | threads | amx | arm | report`.
 
-`sanitized`: address and undefined behaviour, every level of this processor. `threads`: data races in the pool. `arm`: every level of
+`sanitized`: address and undefined behaviour, every level of this processor. `threads`: data races in the pool. `amx`: the tile
+products with a model of the instructions. `arm`: every level of
 64-bit Arm, cross-compiled, under qemu. `report`: all of them and the plain run, written to docs/vendor/cpu-verified.md.
 """
 
@@ -47,6 +48,10 @@ def _own_levels() -> dict[str, tuple[str, ...]]:
     return dict.fromkeys(here(), ())
 
 
+def _tiles() -> dict[str, tuple[str, ...]]:
+    return {"amx": ()}
+
+
 def _best_level() -> dict[str, tuple[str, ...]]:
     return dict.fromkeys(list(_own_levels())[:1], ())
 
@@ -65,6 +70,7 @@ CHECKS = {
     "plain": Check("plain", "on hardware", Toolchain("g++"), _own_levels),
     "sanitized": Check("sanitized", "on hardware, address and undefined behaviour sanitizers", Toolchain("g++", flags=ASAN), _own_levels),
     "threads": Check("threads", "on hardware, thread sanitizer", Toolchain("g++", flags=TSAN), _best_level),
+    "amx": Check("amx", "on hardware, tile instructions by a model in C++", Toolchain("g++", flags=("-O3", "-DPG_AMX_MODEL")), _tiles),
     "arm": Check("arm", "under qemu", Toolchain(ARM, "aarch64"), _arm_levels),
 }
 

@@ -83,6 +83,8 @@ def compile_library(tools: Toolchain, folder: Path) -> Path:
     """The library in `folder`, with every instruction set of the machine. Raises `CalledProcessError`."""
     units = {name: ["kernels.cpp", f"-DPG_ISA={name}", *flags] for name, flags in levels(tools.machine).items()}
     units |= {name: [f"{name}.cpp"] for name in ("dispatch", "sampling", "pool")}
+    if "avx512vnni" in units:
+        units["amx"] = ["amx.cpp", "-DPG_ISA=amx", *_X86["avx512vnni"], *_amx_flags(tools.compiler)]
     with ThreadPoolExecutor(2) as pool:
         jobs = [
             pool.submit(_run, [tools.compiler, *_FLAGS, *tools.flags, "-c", *args, "-o", str(folder / f"{name}.o")])
@@ -93,6 +95,13 @@ def compile_library(tools: Toolchain, folder: Path) -> Path:
     fresh = folder / "libpagoda_native.so"
     _run([tools.compiler, "-shared", "-fopenmp", *tools.flags, *(str(folder / f"{name}.o") for name in units), "-o", str(fresh)])
     return fresh
+
+
+def _amx_flags(compiler: str) -> list[str]:
+    """None where the compiler does not know tiles: the unit then says that they are not here."""
+    flags = ["-mamx-tile", "-mamx-bf16"]
+    known = subprocess.run([compiler, *flags, "-E", "-x", "c++", "/dev/null"], capture_output=True, check=False)
+    return flags if known.returncode == 0 else []
 
 
 def levels(machine: str) -> dict[str, list[str]]:

@@ -10,7 +10,8 @@
 
 extern const PgTable pg_table_baseline;
 #if defined(__x86_64__)
-extern const PgTable pg_table_avx2, pg_table_avx512, pg_table_avx512vnni, pg_table_avx512bf16;
+extern const PgTable pg_table_avx2, pg_table_avx512, pg_table_avx512vnni, pg_table_avx512bf16, pg_table_amx;
+bool pg_amx_here();
 #elif defined(__aarch64__)
 #if defined(__linux__)
 #include <sys/auxv.h>
@@ -25,7 +26,7 @@ namespace {
 // Best first.
 const PgTable* const TABLES[] = {
 #if defined(__x86_64__)
-    &pg_table_avx512bf16, &pg_table_avx512vnni, &pg_table_avx512, &pg_table_avx2,
+    &pg_table_amx, &pg_table_avx512bf16, &pg_table_avx512vnni, &pg_table_avx512, &pg_table_avx2,
 #elif defined(__aarch64__)
     &pg_table_i8mm, &pg_table_dotprod,
 #endif
@@ -57,13 +58,16 @@ bool here(int index) {
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                 __builtin_cpu_supports("avx512dq");
-  if (index == 0) return avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-  if (index == 1) return avx512 && __builtin_cpu_supports("avx512vnni");
-  if (index == 2) return avx512;
-  if (index == 3) return avx2;
+  const PgTable* table = TABLES[index];
+  bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  if (table == &pg_table_amx) return vnni && pg_amx_here();
+  if (table == &pg_table_avx512bf16) return vnni && __builtin_cpu_supports("avx512bf16");
+  if (table == &pg_table_avx512vnni) return vnni;
+  if (table == &pg_table_avx512) return avx512;
+  if (table == &pg_table_avx2) return avx2;
 #elif defined(__aarch64__)
-  if (index == 0) return arm_has("DotProd") && arm_has("I8MM") && arm_has("BF16");
-  if (index == 1) return arm_has("DotProd");
+  if (TABLES[index] == &pg_table_i8mm) return arm_has("DotProd") && arm_has("I8MM") && arm_has("BF16");
+  if (TABLES[index] == &pg_table_dotprod) return arm_has("DotProd");
 #endif
   return true;
 }
@@ -72,7 +76,7 @@ bool here(int index) {
 // table without it is the faster one for everything.
 bool slow(int index) {
 #if defined(__x86_64__)
-  return index == 0 && __builtin_cpu_is("intel");
+  return TABLES[index] == &pg_table_avx512bf16 && __builtin_cpu_is("intel");
 #endif
   return false;
 }
@@ -126,6 +130,7 @@ const PgTable* table_of(int index) {
     case 2: return recorded<2>();
     case 3: return recorded<3>();
     case 4: return recorded<4>();
+    case 5: return recorded<5>();
 #elif defined(__aarch64__)
     case 1: return recorded<1>();
     case 2: return recorded<2>();

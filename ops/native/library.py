@@ -158,7 +158,7 @@ class Program:
             self._library.pg_free(self._handle)
 
 
-ISAS = ("avx512bf16", "avx512vnni", "avx512", "avx2", "i8mm", "dotprod", "baseline")
+ISAS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avx2", "i8mm", "dotprod", "baseline")
 """Names of all instruction sets that a library may hold, better ones first; `baseline` is NEON on 64-bit Arm."""
 
 
