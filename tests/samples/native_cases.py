@@ -169,12 +169,14 @@ def _gemms(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
             yield from _gemm(case, dtype, 1)
 
 
-def _quant(case: Case, dtype: str) -> Recording:
+def _quant(case: Case, dtype: str, any_order: int = 0) -> Recording:
     facts, x = case.facts, case.args[0]
-    r = Recording(f"quant {dtype} {case.label}{', bias' if facts.bias else ''}")
+    r = Recording(f"quant {dtype} {case.label}{', bias' * facts.bias}{', any order' * any_order}")
     padded, size = -(-facts.out_features // 32) * 32, packed_bytes(facts.kind, facts.in_features, facts.out_features)
     packed = r.room(size, 64, "packed")
-    args = QuantArgs(inner=facts.in_features, outer=facts.out_features, kind=BLOCK_KINDS[facts.kind], type=TYPES[dtype])
+    args = QuantArgs(
+        inner=facts.in_features, outer=facts.out_features, kind=BLOCK_KINDS[facts.kind], type=TYPES[dtype], any_order=any_order
+    )
     handle = r.struct(args, weight=packed, bias=_padded(r, case.weights.get("bias"), padded), grid=r.tensor(grid_of(facts.kind)))
     blocks = case.weights["weight"]
     r.call("quant_bytes", handle, returns=size)
@@ -198,6 +200,8 @@ def _quants(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
     for case in GEMM_GGUF.generate(gen, dtype):
         if case.facts.kind in BLOCK_KINDS:
             yield _quant(case, dtype)
+            if case.args[0].shape[0] >= 64 and dtype == "bfloat16":
+                yield _quant(case, dtype, any_order=1)
     for kind, (rows, blocks, outer) in zip(sorted(BLOCK_KINDS) * 2, ((2, 3, 70), (4, 1, 31), (5, 2, 32), (6, 5, 65), (13, 1, 97)) * 8):
         yield _quant(_gguf_case(gen, dtype, kind, rows, blocks * GgmlType[kind].block, outer, bias=outer == 70), dtype)
 
