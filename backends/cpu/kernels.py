@@ -120,7 +120,7 @@ def _block_prompt_kernels() -> tuple[Kernel, Kernel]:
     path, claims = _MORE + "NativeGemmGgufPrompt", _CLAIMS - {"batch_invariant"}
 
     def panels(kernel: Kernel, name: str) -> Kernel:
-        needs = replace(kernel.needs, archs=_DOT_ARCHS)
+        needs = replace(kernel.needs, archs=_PROMPT_ARCHS)
         return replace(kernel, implementation=path, name=name, rank=25.0, claims=claims, eps=_PANEL_EPS, needs=needs)
 
     return panels(_blocks_kernel(), "native_prompt"), panels(_super_blocks_kernel(), "native_super_prompt")

@@ -37,6 +37,8 @@ ROLES = {"input": 0, "output": 1, "mutated": 2, "packed": 3}
 _CHECKED = {torch.float32: 0, torch.bfloat16: 1, torch.int64: 2, torch.bool: 3, torch.uint8: 3, torch.int8: 3}
 _INPUT_EPS = 2.0**-14
 """Inputs of the block and prompt products may become integers of 15 bits, which is coarser than float32."""
+_PANEL_EPS = 2.0**-12
+"""Weights of the panels that prompts in blocks meet are integers of 13 bits."""
 
 
 class Address(NamedTuple):
@@ -181,7 +183,8 @@ def _quant(case: Case, dtype: str, any_order: int = 0) -> Recording:
     blocks = case.weights["weight"]
     r.call("quant_bytes", handle, returns=size)
     r.call("quant_pack", handle, r.tensor(blocks), blocks.shape[1], packed)
-    allowed = GEMM_GGUF.tolerance(case) * max(1.0, _INPUT_EPS / DTYPE_EPS[dtype])
+    coarse = _PANEL_EPS if any_order else _INPUT_EPS
+    allowed = GEMM_GGUF.tolerance(case) * max(1.0, coarse / DTYPE_EPS[dtype])
     if x.shape[0]:
         stride = facts.out_features + (3 if facts.bias else 0)
         out = r.output(GEMM_GGUF.oracle(case), x.dtype, allowed, stride)
@@ -200,7 +203,7 @@ def _quants(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
     for case in GEMM_GGUF.generate(gen, dtype):
         if case.facts.kind in BLOCK_KINDS:
             yield _quant(case, dtype)
-            if case.args[0].shape[0] >= 64 and dtype == "bfloat16":
+            if case.args[0].shape[0] >= 64:
                 yield _quant(case, dtype, any_order=1)
     for kind, (rows, blocks, outer) in zip(sorted(BLOCK_KINDS) * 2, ((2, 3, 70), (4, 1, 31), (5, 2, 32), (6, 5, 65), (13, 1, 97)) * 8):
         yield _quant(_gguf_case(gen, dtype, kind, rows, blocks * GgmlType[kind].block, outer, bias=outer == 70), dtype)
