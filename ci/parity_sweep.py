@@ -2,7 +2,8 @@
 
     python ci/parity_sweep.py DIR [--device cpu] [--tp 1,2]
 
-DIR holds a folder a checkpoint, as the parity oracle makes them; those of embed, classify, reward and seq2seq are named with that folder.
+DIR holds a folder a checkpoint, as the parity oracle makes them; those of embed, classify, reward, seq2seq and
+vlm are named with that folder.
 A number of ranks that does not divide a model is left out; what the file
 says of other checkpoints, and of numbers of ranks that were not asked for, stays.
 """
@@ -26,7 +27,7 @@ from pagoda.models.parallel.shard import Shard
 from pagoda.serving.cli.parity_run import REFERENCE, Report, check
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMED = ("embed", "classify", "reward", "seq2seq")
+NAMED = ("embed", "classify", "reward", "seq2seq", "vlm")
 TARGET = ROOT / "docs/parity/results.json"
 
 

@@ -6,6 +6,7 @@ embeddings that it would have got.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,12 @@ from pagoda.models.bridge.module import Module
 from pagoda.models.media import EncoderInput, MediaFacts
 
 PIXELS = "get_image_features"
+
+BOTH_WAYS = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "diffusion_gemma", "shieldgemma2", "paligemma", "molmo2", "pi0", "step3p7")
+"""Model types whose masks depend on where images lie."""
+
+MORE = {"mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids", "per_layer_inputs", "cross_attention_states"}
+"""What a language model may be told of images beside their embeddings, and is not by a step."""
 
 
 class Reached(Exception):
@@ -56,8 +63,25 @@ def media_facts(module: Module, body: str, width: int) -> MediaFacts | None:
     parent = parent_of(module, body)
     if not (hasattr(parent, PIXELS) or hasattr(module, PIXELS)):
         return None
+    _check(module, body)
     levels = len(getattr(getattr(module.config, "vision_config", None), "deepstack_visual_indexes", None) or ())
-    return MediaFacts(("image",), width * (1 + levels), 3 if hasattr(parent, "get_rope_index") else 1)
+    return MediaFacts(("image",), width * (1 + levels), _axes(module.config) if hasattr(parent, "get_rope_index") else 1)
+
+
+def _axes(config: Any) -> int:
+    """Sections of the rotary positions."""
+    rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    return len(rope.get("xdrope_section") or (0, 0, 0))
+
+
+def _check(module: Module, body: str) -> None:
+    """Raises `ModelError` for what a step of several requests would get wrong."""
+    name, kind = type(module).__name__, module.config.model_type
+    if kind in BOTH_WAYS:
+        raise ModelError(f"in transformers' {name} tokens of an image see each other in both directions: the bridge cannot do that yet")
+    asked = sorted(set(inspect.signature(module.get_submodule(body).forward).parameters) & MORE)
+    if asked:
+        raise ModelError(f"the language model of transformers' {name} asks for {', '.join(asked)} beside embeddings of an image")
 
 
 def parent_of(module: Module, body: str) -> Any:

@@ -62,7 +62,7 @@ def _module(config: Mapping[str, Any], dtype: str, stored: Mapping[str, StoredTe
     settings = read_config(config)
     try:
         module, info = kind.from_pretrained(
-            None, config=settings, state_dict=weights, dtype=getattr(torch, dtype), attn_implementation=RUN, output_loading_info=True
+            None, config=settings, state_dict=weights, dtype=getattr(torch, dtype), attn_implementation="eager", output_loading_info=True
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise CheckpointError(f"transformers cannot load these weights into {kind.__name__}: {error}") from error

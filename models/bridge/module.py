@@ -62,11 +62,14 @@ def hollow_module(config: Mapping[str, Any], dtype: str, attention: str) -> Modu
     kind = bridged_class(config)
     with torch.device("meta"):
         try:
-            module = kind._from_config(read_config(config), dtype=getattr(torch, dtype), attn_implementation=attention)
+            module = kind._from_config(read_config(config), dtype=getattr(torch, dtype), attn_implementation="eager")
         except ModelError:
             raise
         except Exception as error:  # whatever a model class raises
             raise ModelError(f"transformers cannot build {kind.__name__}: {type(error).__name__}: {error}") from error
+    for part in module.modules():
+        if isinstance(part, transformers().PreTrainedModel):
+            part.config._attn_implementation_internal = attention
     choose_experts(module)
     module.tie_weights()
     return module.eval()

@@ -74,6 +74,16 @@ def own_processor(folder: Path) -> Any:
         raise ConfigError(f"the processor of {folder.name}, which images need, cannot be loaded: {error}") from error
 
 
+def own_picture(uri: str) -> Any:
+    """A picture of a data URI. Raises `RequestError` for what is none, other addresses included: nothing is fetched here."""
+    if not uri.startswith("data:image/"):
+        raise RequestError("an image must come as a data URI: data:image/png;base64,…", param="messages")
+    try:
+        return transformers().image_utils.load_image(uri)
+    except Exception as error:  # whatever a decoder raises
+        raise RequestError(f"the image cannot be decoded: {error}", param="messages") from error
+
+
 def _placeholders(config: Any) -> frozenset[int]:
     found = {value for name, value in config.to_dict().items() if PLACEHOLDER.match(name) and isinstance(value, int)}
     return frozenset(found)

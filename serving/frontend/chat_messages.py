@@ -11,6 +11,9 @@ from pagoda.hal.errors import RequestError
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 """Part types that are text, and the key that holds it."""
 
+IMAGE_PART = {"type": "image"}
+"""Where an image stands, for templates that take parts."""
+
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -50,8 +53,13 @@ def _content(content: Any, where: str, form: ContentFormat) -> str | list[dict[s
         return content if form.strings else [{"type": "text", "text": content}]
     if not isinstance(content, Sequence):
         raise RequestError(f"{where} must be a string or a list of parts", param=where)
-    texts = [_part_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
-    return [{"type": "text", "text": text} for text in texts] if form.parts else "\n".join(texts)
+    if form.parts:
+        return [IMAGE_PART if part == IMAGE_PART else _text_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _text_part(part: Any, where: str) -> dict[str, Any]:
+    return {"type": "text", "text": _part_text(part, where)}
 
 
 def _part_text(part: Any, where: str) -> str:

@@ -24,8 +24,11 @@ class MediaProcessor:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def __call__(self, prompt: str | list[int], media: Mapping[str, Any]) -> Read:
-        """Ids with all placeholders, items and positions. Raises `RequestError` for what the model or its processor does not take."""
+    def __call__(self, prompt: str | list[int], media: Mapping[str, Any], add_special_tokens: bool = True) -> Read:
+        """Ids with all placeholders, items and positions; `add_special_tokens` as tokenizers have it.
+
+        Raises `RequestError` for what the model or its processor does not take.
+        """
         unknown = sorted(set(media) - {"image", "processed"})
         if unknown:
             raise RequestError(f"{MEDIA} has {', '.join(unknown)}; this model takes image", param=MEDIA)
@@ -33,13 +36,13 @@ class MediaProcessor:
             if isinstance(prompt, str):
                 raise RequestError("processed tensors go with prompt_token_ids that hold their placeholders", param=MEDIA)
             return (prompt, *self._reader.read(prompt, media["processed"]))
-        return self._process(prompt, _listed(media["image"]))
+        return self._process(prompt, _listed(media["image"]), add_special_tokens)
 
-    def _process(self, prompt: str | list[int], images: list[Any]) -> Read:
+    def _process(self, prompt: str | list[int], images: list[Any], special: bool) -> Read:
         if not isinstance(prompt, str):
             prompt = self._processor.tokenizer.decode(prompt)
         try:
-            made = self._processor(text=[prompt], images=images, return_tensors="pt")
+            made = self._processor(text=[prompt], images=images, return_tensors="pt", add_special_tokens=special)
         except Exception as error:  # whatever a processor raises is about what it was given
             raise RequestError(f"the model's processor refuses this prompt: {type(error).__name__}: {error}", param=MEDIA) from error
         ids = made.pop("input_ids")[0].tolist()

@@ -14,7 +14,11 @@ from pagoda.serving.engine.messages import EncoderPrompt, EngineFacts, EngineReq
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.token_ids import check_ids
 from pagoda.serving.frontend.bad_words import with_bad_word_ids
+<<<<<<< HEAD
 from pagoda.serving.frontend.encoder_prompts import is_pair, split_pair, started
+=======
+from pagoda.serving.frontend.chat_images import take_images
+>>>>>>> da65236 (Images in conversations; what the bridge would get wrong about images is refused by name; the sweep knows image references)
 from pagoda.serving.frontend.media import MEDIA, MediaProcessor
 from pagoda.serving.frontend.sound import heard
 from pagoda.serving.frontend.text import TextFrontend
@@ -100,7 +104,13 @@ class Processor:
         """Ids of a conversation; `options` are those of `text.ChatTemplate.render`."""
         if self.text.template is None:
             raise RequestError("this model has no chat template: use generate with a prompt, or give a template", param="messages")
+        messages, images = take_images(messages)
+        if images and self.media is None:
+            raise RequestError("this model takes text only; leave out the images", param="messages")
         text = self.text.template.render(messages, **options)
+        if images and self.media is not None:
+            ids, items, positions = self.media(text, {"image": images}, add_special_tokens=False)
+            return Encoded(ids, text, items, positions)
         return Encoded(self.text.tokenizer.encode(text, add_special_tokens=False), text)
 
     def request(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +73,19 @@ def test_pictures_go_through_the_models_own_processor(tmp_path: Path) -> None:
         pixels = torch.frombuffer(bytearray(items[0].tensors["pixel_values"].data), dtype=torch.float32).view(1, 3, 32, 32)
         want = greedy(model, ids, {"pixel_values": pixels}, 12)
         assert answers(llm, [{"prompt": "t7 <image> t40", "multi_modal_data": {"image": picture(1)}}]) == [want]
+
+
+def test_a_conversation_brings_images_as_data_uris_or_objects(tmp_path: Path) -> None:
+    make_vision(tmp_path, "Llava")
+    add_processor(tmp_path)
+    stream = io.BytesIO()
+    picture(1).save(stream, "png")
+    uri = "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+    with engine(tmp_path, skip_tokenizer_init=False) as llm:
+        want = answers(llm, [{"prompt": "<image> t40 ", "multi_modal_data": {"image": picture(1)}}])
+        for part in ({"type": "image_url", "image_url": {"url": uri}}, {"type": "image_pil", "image_pil": picture(1)}):
+            (output,) = llm.chat([{"role": "user", "content": [part, {"type": "text", "text": "t40"}]}], GREEDY, use_tqdm=False)
+            assert [list(output.outputs[0].token_ids)] == want
+        for address, why in (("https://example.org/a.png", "data URI"), ("data:image/png;base64,AAAA", "cannot be decoded")):
+            with pytest.raises(RequestError, match=why):
+                llm.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": address}}]}], GREEDY)
