@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,13 @@ class MediaReader:
             places = sorted({*places, *torch.nonzero(types[0]).flatten().tolist()})
         if not places:
             raise RequestError("no token of the prompt stands for the image; put the model's image placeholder into it", param="prompt")
-        first, end = places[0], places[-1] + 1
         taken = {name: tensor for name, tensor in tensors.items() if name in self._taken and name not in ("input_ids", "attention_mask")}
-        cut = {name: t[:, first:end] if name.endswith(PER_TOKEN) else t for name, t in taken.items()}
-        numbers = {name: numbers_of(tensor) for name, tensor in cut.items()}
-        item = MediaItem("image", digest_of("image", ids[first:end], numbers), first, end - first, numbers)
-        return (item,), self._positions(ids, tensors)
+        runs = _runs(places)
+        parts = _split(taken, len(runs))
+        if parts is None:  # all images as one item, with the text between them
+            runs, parts = [(places[0], places[-1] + 1)], [taken]
+        items = tuple(_item(ids, first, end, part) for (first, end), part in zip(runs, parts, strict=True))
+        return items, self._positions(ids, tensors)
 
     def _positions(self, ids: Sequence[int], tensors: Mapping[str, torch.Tensor]) -> MediaPositions | None:
         if not hasattr(self._parent, "get_rope_index"):
@@ -64,6 +66,38 @@ class MediaReader:
         wanted = inspect.signature(self._parent.get_rope_index).parameters
         values, delta = self._parent.get_rope_index(**{name: given[name] for name in wanted if name in given})
         return MediaPositions(numbers_of(values[:, 0].long()), int(delta.flatten()[0]))
+
+
+def _item(ids: Sequence[int], first: int, end: int, tensors: Mapping[str, torch.Tensor]) -> MediaItem:
+    cut = {name: t[:, first:end] if name.endswith(PER_TOKEN) else t for name, t in tensors.items()}
+    numbers = {name: numbers_of(tensor) for name, tensor in cut.items()}
+    return MediaItem("image", digest_of("image", ids[first:end], numbers), first, end - first, numbers)
+
+
+def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
+    """Stretches of neighbouring places, as first and end."""
+    cuts = [index for index in range(1, len(places)) if places[index] != places[index - 1] + 1]
+    bounds = [0, *cuts, len(places)]
+    return [(places[low], places[high - 1] + 1) for low, high in pairwise(bounds)]
+
+
+def _split(tensors: Mapping[str, torch.Tensor], count: int) -> list[dict[str, torch.Tensor]] | None:
+    """The tensors of each of `count` images, or None where they do not fall apart into so many."""
+    grid = tensors.get("image_grid_thw")
+    sizes = grid.prod(-1).tolist() if grid is not None and len(grid) == count else None
+    columns: dict[str, Sequence[torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(PER_TOKEN):
+            columns[name] = [tensor] * count
+        elif sizes is not None and name == "pixel_values" and len(tensor) == sum(sizes):
+            columns[name] = tensor.split(sizes)
+        elif len(tensor) == count:
+            columns[name] = tensor.split(1)
+        elif tensor.dim() > 1 and tuple(tensor.shape[:2]) == (1, count):
+            columns[name] = tensor.split(1, dim=1)
+        else:
+            return None
+    return [dict(zip(columns, parts, strict=True)) for parts in zip(*columns.values(), strict=True)]
 
 
 def own_processor(folder: Path) -> Any:

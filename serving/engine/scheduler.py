@@ -200,6 +200,8 @@ class Scheduler:
         if self._ledger.pool.used:
             return False
         self._ledger.pool.forget()
+        if self._ledger.media is not None:
+            self._ledger.media.forget()
         return True
 
     @property

@@ -58,6 +58,19 @@ def inputs(name: str, seed: int) -> tuple[list[int], dict[str, torch.Tensor]]:
     return ids, {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 8, 8]]), "mm_token_type_ids": kinds}
 
 
+def two_images(name: str) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """A prompt with two images, the second of another form where the model takes several."""
+    (ids, first), (_, second) = inputs(name, 1), inputs(name, 2)
+    if name == "Llava":
+        return [*ids, *ids], {"pixel_values": torch.cat([first["pixel_values"], second["pixel_values"]])}
+    ids = [*ids, 50, *[IMAGE] * 8, 60]
+    return ids, {
+        "pixel_values": torch.cat([first["pixel_values"], second["pixel_values"][:32]]),
+        "image_grid_thw": torch.tensor([[1, 8, 8], [1, 4, 8]]),
+        "mm_token_type_ids": torch.tensor([[int(token == IMAGE) for token in ids]], dtype=torch.int32),
+    }
+
+
 @torch.no_grad()
 def greedy(model: torch.nn.Module, ids: list[int], tensors: dict[str, torch.Tensor], count: int) -> list[int]:
     """So many tokens, each computed anew without a cache."""

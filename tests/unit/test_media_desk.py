@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from pagoda.hal.errors import CapacityError, RequestError
-from pagoda.models.media import MediaItem
+from pagoda.models.media import MediaItem, MediaPositions, Numbers
 from pagoda.serving.engine.media import MediaDesk, Store, marks_of
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.slots import Slots
+from pagoda.serving.engine.wire import Submit, decode_to_engine, encode
 
 
 def request(name: str, *items: tuple[bytes, int, int], length: int = 40) -> EngineRequest:
@@ -91,3 +93,11 @@ def test_units_of_the_chain_depend_on_the_images_that_reach_into_them() -> None:
     marks = marks_of(items, 8)
     assert set(marks) == {0, 1} and marks[0].startswith(b"x") and b"y" in marks[1] and b"x" in marks[1]
     assert marks_of(request("a", (b"x", 7, 4)).media, 8)[0] != marks[0]
+
+
+def test_items_cross_to_an_engine_process() -> None:
+    tensors = {"pixel_values": Numbers("float32", (1, 2), b"\0" * 8)}
+    item = MediaItem("image", b"x", 4, 8, tensors)
+    positions = MediaPositions(Numbers("int64", (3, 1), b"\0" * 24), -2)
+    sent = replace(request("a"), media=(item,), positions=positions)
+    assert decode_to_engine(encode(Submit(sent))).request == sent

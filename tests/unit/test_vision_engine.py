@@ -12,7 +12,7 @@ import torch
 from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.sdk import LLM
-from tiny_vision import IMAGE, KINDS, add_processor, greedy, inputs, make_vision, picture
+from tiny_vision import IMAGE, KINDS, add_processor, greedy, inputs, make_vision, picture, two_images
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -42,6 +42,17 @@ def test_answers_are_those_of_transformers_in_any_steps(name: str, budget: int, 
         given = [*(prompt(*one) for one in asked), {"prompt_token_ids": text[0]}]
         assert answers(llm, given) == want
         assert answers(llm, given[:1]) == want[:1]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_images_of_a_prompt_are_items_of_their_own(name: str, tmp_path: Path) -> None:
+    model = make_vision(tmp_path, name)
+    ids, tensors = two_images(name)
+    with engine(tmp_path, max_num_batched_tokens=20) as llm:
+        assert llm.processor.media is not None
+        _, items, _ = llm.processor.media(ids, {"processed": tensors})
+        assert [item.length for item in items] == [16, 16 if name == "Llava" else 8]
+        assert answers(llm, [prompt(ids, tensors)]) == [greedy(model, ids, tensors, 12)]
 
 
 def test_equal_images_share_pages_and_others_never_do(tmp_path: Path) -> None:
