@@ -71,7 +71,7 @@ def media_facts(module: Module, body: str, width: int) -> MediaFacts | None:
 def _axes(config: Any) -> int:
     """Sections of the rotary positions."""
     rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    return len(rope.get("xdrope_section") or (0, 0, 0))
+    return len(rope.get("mrope_section") or (0, 0, 0))
 
 
 def _check(module: Module, body: str) -> None:

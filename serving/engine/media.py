@@ -20,17 +20,18 @@ from pagoda.serving.engine.slots import Slots
 
 
 class Store(NamedTuple):
-    """Of the ranks: `rows` of embeddings that they keep, `per_step`, most that one step makes, and `whole` (`MediaFacts`)."""
+    """Of the ranks: `rows` of embeddings that they keep, `per_step`, most that one step makes, `whole` and `axes` (`MediaFacts`)."""
 
     rows: int
     per_step: int
     whole: bool
+    axes: int = 1
 
     @staticmethod
     def of(facts: RunnerFacts, budget: int) -> Store:
         """`budget`: tokens of a step; encoders may make as many embeddings."""
         assert facts.media is not None
-        return Store(facts.media_rows, budget, facts.media.whole)
+        return Store(facts.media_rows, budget, facts.media.whole, facts.media.axes)
 
 
 @dataclass
@@ -91,6 +92,9 @@ class MediaDesk:
 
     def check(self, request: EngineRequest, budget: int) -> None:
         """Raises `RequestError` for items that do not lie in the prompt one after another, `CapacityError` for one that is too large."""
+        given, wanted = request.positions, (self.store.axes, len(request.prompt))
+        if given is not None and given.values.shape != wanted:
+            raise RequestError(f"positions of shape {given.values.shape} come with a prompt that takes {wanted}", param="media")
         end = 0
         for item in request.media:
             if item.offset < end or item.length < 1 or item.end > len(request.prompt):

@@ -14,11 +14,8 @@ from pagoda.serving.engine.messages import EncoderPrompt, EngineFacts, EngineReq
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.token_ids import check_ids
 from pagoda.serving.frontend.bad_words import with_bad_word_ids
-<<<<<<< HEAD
-from pagoda.serving.frontend.encoder_prompts import is_pair, split_pair, started
-=======
 from pagoda.serving.frontend.chat_images import take_images
->>>>>>> da65236 (Images in conversations; what the bridge would get wrong about images is refused by name; the sweep knows image references)
+from pagoda.serving.frontend.encoder_prompts import is_pair, split_pair, started
 from pagoda.serving.frontend.media import MEDIA, MediaProcessor
 from pagoda.serving.frontend.sound import heard
 from pagoda.serving.frontend.text import TextFrontend

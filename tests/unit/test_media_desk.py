@@ -85,6 +85,8 @@ def test_what_cannot_be_is_refused() -> None:
         made.check(request("a", (b"x", 4, 4), (b"y", 6, 4)), 64)
     with pytest.raises(CapacityError, match="25 tokens is larger than the 20"):
         made.check(request("a", (b"x", 4, 25)), 64)
+    with pytest.raises(RequestError, match=r"shape \(4, 40\) .* takes \(1, 40\)"):
+        made.check(replace(request("a"), positions=MediaPositions(Numbers("int64", (4, 40), b""), 0)), 64)
     made.check(request("a", (b"x", 4, 8), (b"y", 12, 4)), 64)
 
 
