@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--model", default="qwen3-0.6b-bf16")
     parser.add_argument("--workloads", default="W1,W2,W3")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--deadline", type=float, help="seconds after which workloads are skipped")
     parser.add_argument("--out", type=Path, default=Path("gpu-workloads.json"))
     options = parser.parse_args()
@@ -109,6 +110,7 @@ def main() -> None:
     config = workloads.model_config(spec, options.model)
     model = spec["models"][options.model]
     settings = {"device": options.device, "dtype": model["dtype"], "quantization": model["quantization"], **spec["engine"]}
+    settings["kv_cache_dtype"] = result["kv_cache_dtype"] = options.kv_cache_dtype
     with DummyEngine(config, max_num_batched_tokens=8192, **settings) as engine:
         result["device"], result["start_s"] = engine.facts.device, time.perf_counter() - start
         deadline = None if options.deadline is None else start + options.deadline

@@ -313,5 +313,16 @@ class Builder:
         names = (*self.format.names_of(path), *self.format.optional_names, *(("bias",) if bias else ()))
         return {name: self.stored[f"{path}.{name}"] for name in names if f"{path}.{name}" in self.stored}
 
+    def kv_scales(self, path: str) -> tuple[float, float] | None:
+        """What the checkpoint says that k and v of a float8 cache are divided by; None where it says nothing, or one."""
+        layer = path.split(".")[1]
+        scales = []
+        for name in ("k", "v"):
+            spellings = (f"{path}.{name}.{name}_scale", f"{path}.{name}.output_scale")
+            spellings += tuple(f"{root}layers.{layer}.self_attn.{inner}{name}_scale" for root in ("", "model.") for inner in ("", "attn."))
+            found = next((self.stored[spelling] for spelling in spellings if spelling in self.stored), None)
+            scales.append(float(found.read().float().max()) if found is not None else 1.0)
+        return (scales[0], scales[1]) if scales != [1.0, 1.0] else None
+
     def _want(self, path: str, shape: tuple[int, ...], role: Role, formatted: bool = False) -> None:
         self.parameters[path] = Parameter(path, shape, role, formatted)

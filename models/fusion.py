@@ -12,6 +12,7 @@ from pagoda.hal.table import KernelTable
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.rope import Rope
 from pagoda.models.spec import Attention, Both, DecoderSpec, Layer, Mixer, Mlp, Moe, Norm, QkNorm, Residual, Xielu
+from pagoda.ops.act_gemm import ActGemmFacts
 from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.attention import AttentionFacts
 from pagoda.ops.norm import NormFacts
@@ -108,11 +109,16 @@ def _norm_gemm(nodes: Chain) -> Facts:
     return NormGemmFacts(nodes[1].facts, nodes[2].facts, nodes[3].facts if len(nodes) > 3 else None)
 
 
-_PRODUCTS = (("gemm", "gated_activation"), ("gemm",), ("gemm_fp8", "gated_activation"), ("gemm_fp8",))
+def _act_gemm(nodes: Chain) -> Facts:
+    return ActGemmFacts(nodes[0].facts, nodes[1].facts)
+
+
+_PRODUCTS = (("gemm", "gated_activation"), ("gemm",), ("gemm_fp8",))
 
 RULES = (
     Rule("add_rms_norm", (("add", "rms_norm"),), _add_rms_norm),
     Rule("norm_gemm", tuple(("add", "rms_norm", *rest) for rest in _PRODUCTS), _norm_gemm),
+    Rule("act_gemm", (("gated_activation", "gemm_fp8"),), _act_gemm),
     Rule("rope_write", (("split", "rms_norm", "rms_norm", "rope", "write_kv"), ("split", "rope", "write_kv")), _rope_write),
 )
 """Residual addition and norm; the same with the product that reads them and its activation; the way from a stacked product of q, k and

@@ -48,8 +48,11 @@ there is no family."""
 COMPUTE = ("bfloat16", "float16", "float32")
 """Dtypes that a model may compute in, the first ones preferred where a checkpoint does not say."""
 
-KV_DTYPES = {name: name for name in (*COMPUTE, "float64", "int8")} | {"int8_per_token_head": "int8"}
-"""What KV pages may be stored in, by the names that are understood; int8 has a scale for each head of each token."""
+KV_DTYPES = {name: name for name in (*COMPUTE, "float64", "int8")} | {
+    "int8_per_token_head": "int8", "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn",
+}  # fmt: skip
+"""What KV pages may be stored in, by the names that are understood; int8 has a scale for each head of each token, float8 those of the
+checkpoint, or none."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +261,7 @@ def _dtype(config: Mapping[str, Any], asked: str, available: tuple[str, ...], de
 
 def _kv_dtype(asked: str, computing: str) -> str:
     if asked != "auto" and asked not in KV_DTYPES:
-        raise ConfigError(f"a KV cache of {asked} was asked for; there are auto, {', '.join(KV_DTYPES)}; int8 is the smallest")
+        raise ConfigError(f"a KV cache of {asked} was asked for; there are auto, {', '.join(KV_DTYPES)}; int8 and fp8 are the smallest")
     return KV_DTYPES.get(asked, computing)
 
 

@@ -126,9 +126,10 @@ class PagedBatch:
 
 def to_pages(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Heads `[..., D]` as they are stored. In int8 `[..., D + 4]`: x · (127 / max |x|), rounded to the nearest (even at a tie), then the
-    scale max |x| / 127, all in float32."""
+    scale max |x| / 127, all in float32. In float8 what is too large becomes the largest number."""
     if dtype != torch.int8:
-        return x.to(dtype)
+        largest = torch.finfo(dtype).max
+        return (x.clamp(-largest, largest) if dtype.itemsize == 1 else x).to(dtype)
     wide = x.float()
     top = wide.abs().amax(-1, keepdim=True)
     codes = (wide * torch.where(top > 0, 127 / top, 0)).round().clamp(-127, 127).to(torch.int8)

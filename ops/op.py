@@ -11,8 +11,8 @@ from pagoda.hal.kernel import Kernel, KernelRun
 if TYPE_CHECKING:
     import torch
 
-DTYPE_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-"""Relative spacing of the computing dtypes; the unit of every tolerance."""
+DTYPE_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7, "float8_e4m3fn": 2.0**-3}
+"""Relative spacing of the dtypes that numbers are computed or kept in; the unit of every tolerance."""
 
 
 @dataclass(frozen=True)

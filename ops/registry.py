@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from pagoda.hal.kernel import Kernel
+from pagoda.ops.cases.act_gemm import ACT_GEMM
 from pagoda.ops.cases.activation import ACTIVATION, GATED_ACTIVATION
 from pagoda.ops.cases.attention import PAGED_ATTENTION, WRITE_KV
 from pagoda.ops.cases.linear import EMBEDDING, GEMM
@@ -29,7 +30,7 @@ from pagoda.ops.op import Op
 
 _OPS = (
     GEMM, EMBEDDING, GEMM_GGUF, EMBEDDING_GGUF, GEMM_FP8, LORA_DELTA,
-    RMS_NORM, ADD_RMS_NORM, LAYER_NORM, NORM_GEMM,
+    RMS_NORM, ADD_RMS_NORM, LAYER_NORM, NORM_GEMM, ACT_GEMM,
     GATED_ACTIVATION, ACTIVATION,
     ROPE, WRITE_KV, ROPE_WRITE, PAGED_ATTENTION, SEGMENT_ATTENTION,
     ROUTE, MOE_MLP, MOE_MLP_GGUF,

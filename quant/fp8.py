@@ -70,7 +70,6 @@ class Fp8Format(GgufFormat):
 
     name = "fp8"
     optional_names = (*SCALES, "input_scale", "output_scale")
-    spare = ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale", "prob_output_scale")
 
     def __init__(self, block: int = 0, converts: bool = True) -> None:
         self._block, self._converts = block, converts

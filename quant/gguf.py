@@ -20,6 +20,9 @@ from pagoda.quant.format import EmbeddingUse, ExpertsUse, Format, FormatUse, Lin
 
 Index = tuple[slice, ...]
 
+KV_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale", "prob_output_scale")
+"""Last words of tensors that speak of attention's numbers and not of weights."""
+
 
 def block_type(tensor: StoredTensor) -> GgmlType | None:
     """The block format of a stored tensor; None when it is in a torch dtype."""
@@ -32,7 +35,7 @@ class GgufFormat:
     name = "gguf"
     tensor_names: tuple[str, ...] = ("weight",)
     optional_names: tuple[str, ...] = ()
-    spare: tuple[str, ...] = ()
+    spare: tuple[str, ...] = KV_SCALES
 
     def claims(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> bool:
         return any(block_type(tensor) for tensor in tensors.values())

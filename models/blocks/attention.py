@@ -50,6 +50,7 @@ class AttentionBlock(PagedMixer):
     def _begin(self, build: Builder, path: str) -> None:
         """What stands on the cache: its kernels, and those that are joined with the write to it."""
         PagedMixer.__init__(self, build, self._facts(build), self._cache(build))
+        self._scales = build.kv_scales(path) if build.numerics.kv_dtype == "float8_e4m3fn" else None
         self._site = build.sites.get(("rope_write", path))
         joined = build.fusion("rope_write", path, build.uses[-1][1].page_size)
         if joined is not None and joined.facts is not None:
@@ -68,10 +69,17 @@ class AttentionBlock(PagedMixer):
         if self.spec.clip is not None:
             q, k, v = (t.clamp(-self.spec.clip, self.spec.clip) for t in (q, k, v))
         q, k = self._position(q, k, step)
-        out = self.attend(q, k, v.unflatten(-1, (self._kv_heads, -1)), step, self._sinks, self._slopes, self._bias).flatten(1)
+        out = self._attended(q, k, v.unflatten(-1, (self._kv_heads, -1)), step).flatten(1)
         if self.spec.v_scale != 1.0:
             out = out * self.spec.v_scale  # as good as v's own, and the cache holds v as it was projected
         return self._out(out * torch.sigmoid(gate[0]) if gate else out, step.adapters)
+
+    def _attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: Step) -> torch.Tensor:
+        """Where the checkpoint has scales, pages hold k and v divided by them: q takes up the one, the result the other."""
+        if self._scales is None:
+            return self.attend(q, k, v, step, self._sinks, self._slopes, self._bias)
+        of_k, of_v = self._scales
+        return self.attend(q * of_k, k / of_k, v / of_v, step, self._sinks, self._slopes, self._bias) * of_v
 
     def bind(self, table: KernelTable, pages: LayerPages | None, group: int, page_size: int, planner: int) -> None:
         super().bind(table, pages, group, page_size, planner)
@@ -80,7 +88,7 @@ class AttentionBlock(PagedMixer):
     def _joined(self, table: KernelTable, page_size: int) -> Callable[..., torch.Tensor] | None:
         """Norms of heads, rotation and cache write as one kernel, where fusion found just these and a kernel does them."""
         facts = self._site.on(table, page_size).facts if self._site is not None else None
-        if facts is None:
+        if facts is None or self._scales is not None:
             return None
         kernel = table.resolve("rope_write", facts)
         norms = {"q_norm": self._q_norm, "k_norm": self._k_norm} if self.spec.qk_norm else {}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from pagoda.models.adapters.slots import AdaptedLinear
+from pagoda.models.blocks.linear import Linear
 from pagoda.models.blocks.paged import Step
 from pagoda.models.blocks.xielu import XieluBlock
 from pagoda.models.builder import Builder
@@ -23,6 +27,7 @@ class MlpBlock:
         self.first = build.linear(path, parts, whole, "column", spec.up_bias)
         self._down = build.linear(path, {"down": whole}, hidden, "row", spec.down_bias)
         self._act: Any = self._activation(build, path, spec)
+        self._activated_down = _joined_down(build, path, self._down)
         self._gate_scale, self._scale, self._hidden = spec.gate_scale, spec.scale, len(hidden)
 
     def _activation(self, build: Builder, path: str, spec: Mlp) -> Any:
@@ -40,8 +45,20 @@ class MlpBlock:
         """The same from the first product on; `activated`: from the activation on."""
         if self._gate_scale != 1.0:
             wide = torch.cat([wide[:, : self._hidden] * self._gate_scale, wide[:, self._hidden :]], dim=-1)
-        out = self._down(wide if activated else self._act(wide), step.adapters)
+        if self._activated_down is not None and not activated:
+            out = self._activated_down(wide)
+        else:
+            out = self._down(wide if activated else self._act(wide), step.adapters)
         return out if self._scale == 1.0 else out * self._scale
+
+
+def _joined_down(build: Builder, path: str, down: Linear | AdaptedLinear) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Activation and last product as one kernel, where fusion found them and the product's weights lie as they are."""
+    site = build.fusion("act_gemm", path)
+    if site is None or site.facts is None or not isinstance(down, Linear) or down.plain != site.facts.gemm:  # type: ignore[attr-defined]
+        return None
+    kernel = build.kernel("act_gemm", site.facts)
+    return partial(kernel.run, kernel.pack(down.packed)) if build.loading else None
 
 
 class MoeBlock:

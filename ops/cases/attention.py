@@ -15,6 +15,7 @@ import torch
 from pagoda.hal.kv import stored_dim
 from pagoda.ops.attention import AttentionFacts, HostLengths, PagedAttentionReference, PagedBatch, WriteKvReference
 from pagoda.ops.cases.common import by_rows, draw, dtype_of, strided, tolerance
+from pagoda.ops.cases.linear_fp8 import numbers_of
 from pagoda.ops.op import BY_ROW, Case, Op, Part
 
 
@@ -148,6 +149,8 @@ def _tolerance(case: Case) -> float:
 
 def _stored(x: torch.Tensor, facts: AttentionFacts) -> torch.Tensor:
     """Heads as a page holds them, number by number."""
+    if facts.kv_dtype == "float8_e4m3fn":
+        return x.float().clamp(-448, 448).to(torch.float8_e4m3fn)
     if facts.kv_dtype != "int8":
         return x.to(dtype_of(facts.kv_dtype))
     rows = x.reshape(-1, x.shape[-1]).float().numpy()
@@ -160,6 +163,8 @@ def _stored(x: torch.Tensor, facts: AttentionFacts) -> torch.Tensor:
 
 def _numbers(stored: torch.Tensor, facts: AttentionFacts) -> torch.Tensor:
     """The other way, in float64."""
+    if facts.kv_dtype == "float8_e4m3fn":
+        return torch.from_numpy(numbers_of(stored))
     if facts.kv_dtype != "int8":
         return stored.double()
     raw = np.ascontiguousarray(stored.numpy())
@@ -216,7 +221,12 @@ def _variants(gen: torch.Generator, dtype: str, mixed: list[tuple[int, int]]) ->
         for layout in ("plain", "heads"):
             facts = facts_of(dtype, heads, dim, kv_dtype="int8")
             yield attention_case(gen, facts, f"int8, {heads} heads of {dim}, {layout}", longer, layout=layout)
-    yield attention_case(gen, facts_of(dtype, kv_dtype="int8", window=24), "int8, window", [(1, 600), (30, 290), (1, 257)])
+    for kind in ("int8", "float8_e4m3fn"):
+        yield attention_case(gen, facts_of(dtype, kv_dtype=kind, window=24), f"{kind}, window", [(1, 600), (30, 290), (1, 257)])
+    for heads, dim, page in (((4, 2), 64, 16), ((8, 2), 128, 64), ((2, 2), 72, 16)):
+        facts = facts_of(dtype, heads, dim, page, "float8_e4m3fn")
+        for layout in ("plain", "heads"):
+            yield attention_case(gen, facts, f"float8, {heads} heads of {dim}, {layout}", longer, layout=layout)
     for name, extra in _FEATURES.items():
         yield attention_case(gen, facts_of(dtype, **extra), name, longer, layout="pool")  # type: ignore[arg-type]
 
@@ -267,13 +277,14 @@ def _write_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 def _write_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
     for layout in ("plain", "pool", "heads"):
         odd = facts_of(dtype, (4, 3), 72, 8, v_dim=40)
-        small = (facts_of(dtype, kv_dtype="int8"), replace(odd, kv_dtype="int8"))
+        small = [replace(facts, kv_dtype=kind) for kind in ("int8", "float8_e4m3fn") for facts in (facts_of(dtype), odd)]
         for facts in (facts_of(dtype), odd, facts_of(dtype, kv_dtype="bfloat16"), *small):
             for tokens in (0, 1, 17):
                 k_pages, v_pages = _Layout(layout).pages(6, facts)
                 scale = 30.0 if facts.kv_dtype == "int8" else 1.0  # bytes, of any content
                 k_pages.copy_(draw(gen, *k_pages.shape, scale=scale)), v_pages.copy_(draw(gen, *v_pages.shape, scale=scale))
-                k = strided(draw(gen, tokens, facts.num_kv_heads, facts.head_dim, dtype=dtype))
+                size = 200.0 if facts.kv_dtype == "float8_e4m3fn" else 1.0  # some are more than it holds
+                k = strided(draw(gen, tokens, facts.num_kv_heads, facts.head_dim, dtype=dtype, scale=size))
                 v = draw(gen, tokens, facts.num_kv_heads, facts.v_dim, dtype=dtype)
                 slots = torch.randperm(5 * facts.page_size, generator=gen)[:tokens] + facts.page_size
                 yield Case(f"{tokens} tokens, {layout}", facts, (k, v, k_pages, v_pages, slots), mutates=(2, 3))

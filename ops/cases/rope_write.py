@@ -64,6 +64,7 @@ def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
                 for tokens in (ROWS[1], ROWS[4]) if norm else ROWS[:3]:
                     yield _case(gen, facts, f"{style} {tokens}×{heads}+{kv}×{dim}/{rotary}", tokens)
     yield _case(gen, RopeWriteFacts(dtype, "bfloat16", 4, 2, 64, 64, 8, "neox", True, 1e-6), "bfloat16 pages", 5)
+    yield _case(gen, RopeWriteFacts(dtype, "float8_e4m3fn", 4, 2, 64, 64, 8, "neox", True, 1e-6), "float8 pages", 5)
 
 
 def _tolerance(case: Case) -> float:

@@ -12,16 +12,24 @@ from pagoda.ops.attention import AttentionFacts
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _write_kv(k, v, k_pages, v_pages, slots, k_t, k_h, v_t, v_h, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h,
               PAGE: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-              BLOCK_D: tl.constexpr):  # fmt: skip
+              BLOCK_D: tl.constexpr, FLOAT8: tl.constexpr):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     slot = tl.load(slots + token)
     page, offset = slot // PAGE, slot % PAGE
     d = tl.arange(0, BLOCK_D)
-    key = tl.load(k + token * k_t + head * k_h + d, mask=d < D)
-    tl.store(k_pages + page * kp_p + offset * kp_t + head * kp_h + d, key.to(k_pages.dtype.element_ty), mask=d < D)
-    value = tl.load(v + token * v_t + head * v_h + d, mask=d < DV)
-    tl.store(v_pages + page * vp_p + offset * vp_t + head * vp_h + d, value.to(v_pages.dtype.element_ty), mask=d < DV)
+    key = tl.load(k + token * k_t + head * k_h + d, mask=d < D, other=0.0)
+    tl.store(k_pages + page * kp_p + offset * kp_t + head * kp_h + d, stored(key, k_pages, FLOAT8), mask=d < D)
+    value = tl.load(v + token * v_t + head * v_h + d, mask=d < DV, other=0.0)
+    tl.store(v_pages + page * vp_p + offset * vp_t + head * vp_h + d, stored(value, v_pages, FLOAT8), mask=d < DV)
+
+
+@triton.jit
+def stored(value, pages, FLOAT8: tl.constexpr):
+    """Numbers as pages hold them: in float8 what is too large becomes the largest."""
+    if FLOAT8:
+        value = tl.minimum(tl.maximum(value.to(tl.float32), -448.0), 448.0)
+    return value.to(pages.dtype.element_ty)
 
 
 class WriteKv(PlainKernel):
@@ -37,5 +45,5 @@ class WriteKv(PlainKernel):
             k, v, k_pages, v_pages, slots, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             *k_pages.stride()[:3], *v_pages.stride()[:3],
             PAGE=facts.page_size, HEADS=facts.num_kv_heads, D=facts.head_dim, DV=facts.v_dim,
-            BLOCK_D=triton.next_power_of_2(max(facts.head_dim, facts.v_dim)),
+            BLOCK_D=triton.next_power_of_2(max(facts.head_dim, facts.v_dim)), FLOAT8=facts.kv_dtype == "float8_e4m3fn",
         )  # fmt: skip

@@ -7,6 +7,7 @@ product multiplies them where each output has its own scale; where squares of we
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.linear_fp8 import GemmFp8Facts
 from pagoda.ops.triton.fp8_rows import Fp8Rows, coded
-from pagoda.ops.triton.gemm_routes import Fp8Route, fp8_route
+from pagoda.ops.triton.gemm_routes import ONE_SCALE, Fp8Route, fp8_route
 from pagoda.ops.triton.launch import early
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -54,19 +55,43 @@ def _vector(x, weight, scale, bias, out, columns, inner, scale_n, BLOCK_N: tl.co
     tl.store(out + n, result.to(out.dtype.element_ty), mask=n < columns)
 
 
+@triton.jit
+def _ahead(pointers):
+    """Bring lines into the cache; nothing waits for them."""
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _rescale(out, x_scale, scale, bias, columns, xs_t, BLOCK: tl.constexpr, BIAS: tl.constexpr, EARLY: tl.constexpr):
+    """Rows and columns of a product of codes by their scales, in place."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    row, n = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = n < columns
+    value = tl.load(out + row * columns + n, mask=mask, other=0.0).to(tl.float32)
+    value *= tl.load(scale + n, mask=mask, other=0.0) * tl.load(x_scale + row * xs_t)
+    if BIAS:
+        value += tl.load(bias + n, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * columns + n, value.to(out.dtype.element_ty), mask=mask)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _tiles(x, x_scale, weight, scale, bias, out, parts, arrived, rows, columns, inner, splits, x_t, xs_t, out_t, scale_n,
            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, SQUARE: tl.constexpr,
            EVEN_K: tl.constexpr, BOTH: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """BLOCK_N columns of a block of rows, the inner dimension split over programs, whose last one adds up. BOTH: x is float8 too."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     tile, split, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m, n, k = block * BLOCK_M + tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     share = tl.cdiv(tl.cdiv(inner, BLOCK_K), splits) * BLOCK_K
     low = split * share
     high = tl.minimum(low + share, inner)
+    if EARLY:
+        gdc_launch_dependents()
+        # Weights are nobody's result: their first lines are under way before the kernel in front has ended.
+        lines = tl.minimum(low + 128 * tl.arange(0, 8), inner - 1)
+        _ahead(weight + tl.minimum(n, columns - 1).to(tl.int64)[:, None] * inner + lines[None, :])
+        gdc_wait()
     a = weight + n.to(tl.int64)[:, None] * inner + k[None, :]
     b = x + m.to(tl.int64)[None, :] * x_t + k[:, None]
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -130,6 +155,11 @@ class GemmFp8(PlainKernel):
             self._routes[rows] = fp8_route(rows, self.facts.out_features, self.facts.in_features, self.facts.block)
         return self._routes[rows]
 
+    def takes_codes(self, rows: int) -> bool:
+        """Whether so many rows of x become float8."""
+        way = self.way(rows)
+        return way is None or way.both
+
     def _chosen(self, packed: Any, x: torch.Tensor, way: Fp8Route | None) -> torch.Tensor:
         if way is None or way.both:
             return self.coded_rows(packed, coded(x, self.facts.block), x.dtype)
@@ -139,6 +169,8 @@ class GemmFp8(PlainKernel):
     def coded_rows(self, packed: Any, rows: Fp8Rows, dtype: torch.dtype) -> torch.Tensor:
         """The same of rows that are float8 already."""
         way = self.way(rows.codes.shape[0])
+        if way == ONE_SCALE:
+            return one_scale(packed, rows, dtype)
         if way is not None and way.both:
             return multiply(self.facts, packed, rows.codes, rows.scale, dtype, self.counters(rows.codes.device), way)
         return scaled_mm(packed, rows, dtype)
@@ -157,6 +189,23 @@ def scaled_mm(packed: Any, rows: Fp8Rows, dtype: torch.dtype) -> torch.Tensor:
     if "bias" in packed:
         out += packed["bias"]
     return out.to(dtype)
+
+
+def one_scale(packed: Any, rows: Fp8Rows, dtype: torch.dtype) -> torch.Tensor:
+    """The same through torch's product of codes alone, which has more ways for few rows; scales come after."""
+    one, scale, bias = _one(rows.codes.device), packed["scale"], packed.get("bias")
+    out = torch._scaled_mm(rows.codes, packed["weight"].t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    count, columns = out.shape
+    _rescale[(count, triton.cdiv(columns, 2048))](
+        out, rows.scale, scale, scale if bias is None else bias, columns, rows.scale.stride(0), BLOCK=2048, BIAS=bias is not None,
+        **early(out.device),
+    )  # fmt: skip
+    return out.to(dtype)
+
+
+@cache
+def _one(device: torch.device) -> torch.Tensor:
+    return torch.ones((), device=device)
 
 
 def multiply(facts: GemmFp8Facts, packed: Any, x: torch.Tensor, x_scale: torch.Tensor | None, dtype: torch.dtype, arrived: torch.Tensor,

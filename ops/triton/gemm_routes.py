@@ -58,6 +58,8 @@ class Fp8Route(NamedTuple):
         return max(1, self.stages * 2 // max(itemsize, 2))
 
 
+ONE_SCALE = Fp8Route(0, 0, 0, both=True)
+"""torch's product of codes alone, its scales applied after it."""
 FP8_VECTORS = (
     Fp8Route(4, 1024, 0), Fp8Route(8, 1024, 0), Fp8Route(4, 2048, 0), Fp8Route(2, 2048, 0), Fp8Route(8, 2048, 0, 8),
     Fp8Route(16, 1024, 0, 8), Fp8Route(2, 4096, 0), Fp8Route(4, 4096, 0, 8),
@@ -84,7 +86,7 @@ def fp8_route(rows: int, columns: int, inner: int, block: int) -> Fp8Route | Non
     if block == 0:
         return found
     # A scale of squares is applied once a tile, which must lie within one; torch has no such product here.
-    found = found or Fp8Route(128, 128, 1, 8, 4, 128, True)
+    found = found if found and found.block_n else Fp8Route(128, 128, 1, 8, 4, 128, True)
     return found if found.split == 0 else found._replace(block_n=min(found.block_n, block), block_k=min(found.block_k, block))
 
 
@@ -122,7 +124,13 @@ def joined_route(rows: int, columns: int, inner: int, gated: bool) -> Route | No
 def joined_fp8_route(columns: int, inner: int, gated: bool) -> Route | None:
     """The measured way of one row with float8 weights and what is around the product; None: one after the other."""
     ways = _table("fp8_joined_gated" if gated else "fp8_joined").get((columns, inner))
-    return (Route(4, 2048, 0) if inner <= 8192 else None) if ways is None else ways[1]
+    return None if ways is None else ways[1]
+
+
+def forget() -> None:
+    """Read the tables again when they are next asked: they have been written."""
+    for cached in (_read, _table, _fp8_table):
+        cached.cache_clear()
 
 
 @cache

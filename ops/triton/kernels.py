@@ -8,6 +8,7 @@ from pagoda.hal.info import Feature
 from pagoda.hal.kernel import Kernel, Needs, Reason
 
 if TYPE_CHECKING:
+    from pagoda.ops.act_gemm import ActGemmFacts
     from pagoda.ops.activation import ActivationFacts
     from pagoda.ops.attention import AttentionFacts
     from pagoda.ops.moe import MoeMlpFacts, RouteFacts
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pagoda.ops.rope_write import RopeWriteFacts
 
 FLOATS = frozenset({"float32", "bfloat16", "float16"})
+PAGES = FLOATS | {"float8_e4m3fn"}
 NEEDS = Needs(features=frozenset({Feature.TRITON}), dtypes=FLOATS, packages=("triton",))
 HERE = "pagoda.ops.triton"
 CLAIMS = frozenset({"capturable"})
@@ -28,11 +30,11 @@ def _paged_fits(facts: AttentionFacts) -> Reason | None:
 def _attention_fits(facts: AttentionFacts) -> Reason | None:
     if facts.head_dim > 256 or facts.v_dim > 256:
         return f"head sizes up to 256, not {max(facts.head_dim, facts.v_dim)}"
-    return None if facts.kv_dtype in FLOATS else f"KV in a float dtype, not {facts.kv_dtype}"
+    return None if facts.kv_dtype in PAGES else f"KV in {', '.join(sorted(PAGES))}, not {facts.kv_dtype}"
 
 
 def _float_pages(facts: RopeWriteFacts) -> Reason | None:
-    return None if facts.kv_dtype in FLOATS else f"KV in a float dtype, not {facts.kv_dtype}"
+    return None if facts.kv_dtype in PAGES else f"KV in {', '.join(sorted(PAGES))}, not {facts.kv_dtype}"
 
 
 def _plain_silu(facts: ActivationFacts) -> Reason | None:
@@ -43,6 +45,10 @@ def fp8_norm_gemm(facts: NormGemmFacts) -> Reason | None:
     if not hasattr(facts.gemm, "block"):
         return "products with float8 weights only"
     return _joins(facts) or fp8_squares(facts.gemm)
+
+
+def fp8_act_gemm(facts: ActGemmFacts) -> Reason | None:
+    return _plain_silu(facts.activation) or fp8_squares(facts.gemm)
 
 
 def fp8_squares(facts: Any) -> Reason | None:

@@ -40,8 +40,7 @@ class NormGemmFp8(PlainKernel):
 
     def _normed(self, packed: Any, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows = x.shape[0]
-        way = self._gemm.way(rows) if rows else None
-        if rows and (way is None or way.both):
+        if rows and self._gemm.takes_codes(rows):
             coded, total = coded_norm(self.facts.norm, packed["norm"], x, residual, self._product.block)
             return self._gemm.coded_rows(packed, coded, x.dtype), total
         normed, total = self._add.run({"weight": packed["norm"]}, x, residual)

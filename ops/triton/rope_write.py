@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.rope_write import RopeWriteFacts
+from pagoda.ops.triton.attention import stored
 from pagoda.ops.triton.launch import early
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -24,7 +25,7 @@ def cut(tokens: int) -> tuple[int, int]:
 def _rope_write(qkv, q_norm, k_norm, cos, sin, q, k_pages, v_pages, slots, eps, offset, qkv_t, cos_t, sin_t, kp_p, kp_t, kp_h, vp_p, vp_t,
                 vp_h, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
                 REST: tl.constexpr, BLOCK_H: tl.constexpr, PAGE: tl.constexpr, NEOX: tl.constexpr, NORM: tl.constexpr,
-                EARLY: tl.constexpr):  # fmt: skip
+                FLOAT8: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     if EARLY:
         gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
@@ -65,10 +66,10 @@ def _rope_write(qkv, q_norm, k_norm, cos, sin, q, k_pages, v_pages, slots, eps, 
     to_q = q + token * HEADS * D + head[:, None] * D
     to_k = k_pages + page * kp_p + place * kp_t + (head - HEADS)[:, None] * kp_h
     to_v = v_pages + page * vp_p + place * vp_t + (head - HEADS - KV)[:, None] * vp_h
-    _put(to_q, to_k, to_v, first, pair, turned_a, is_q, is_v, there)
-    _put(to_q, to_k, to_v, second, pair, turned_b, is_q, is_v, there)
+    _put(to_q, to_k, to_v, first, pair, turned_a, is_q, is_v, there, FLOAT8)
+    _put(to_q, to_k, to_v, second, pair, turned_b, is_q, is_v, there, FLOAT8)
     if REST > 0:
-        _put(to_q, to_k, to_v, 2 * HALF + j, 2 * HALF + j < D, c, is_q, is_v, there)
+        _put(to_q, to_k, to_v, 2 * HALF + j, 2 * HALF + j < D, c, is_q, is_v, there, FLOAT8)
 
 
 @triton.jit
@@ -80,12 +81,12 @@ def _weight(q_norm, k_norm, place, inside, is_q, is_v, offset):
 
 
 @triton.jit
-def _put(to_q, to_k, to_v, place, inside, value, is_q, is_v, there):
+def _put(to_q, to_k, to_v, place, inside, value, is_q, is_v, there, FLOAT8: tl.constexpr):
     """Store columns `place` of each head where it belongs."""
     keys = there & ((is_q | is_v) == 0)
     tl.store(to_q + place[None, :], value.to(to_q.dtype.element_ty), mask=is_q[:, None] & inside[None, :])
-    tl.store(to_k + place[None, :], value.to(to_k.dtype.element_ty), mask=keys[:, None] & inside[None, :])
-    tl.store(to_v + place[None, :], value.to(to_v.dtype.element_ty), mask=(there & is_v)[:, None] & inside[None, :])
+    tl.store(to_k + place[None, :], stored(value, to_k, FLOAT8), mask=keys[:, None] & inside[None, :])
+    tl.store(to_v + place[None, :], stored(value, to_v, FLOAT8), mask=(there & is_v)[:, None] & inside[None, :])
 
 
 class RopeWrite(PlainKernel):
@@ -114,5 +115,5 @@ class RopeWrite(PlainKernel):
             qkv, *norms, cos, sin, q, k_pages, v_pages, slots, facts.eps, facts.offset, qkv.stride(0), cos.stride(0), sin.stride(0),
             *k_pages.stride()[:3], *v_pages.stride()[:3], HEADS=facts.num_heads, KV=facts.num_kv_heads, D=facts.head_dim, HALF=half,
             BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0, BLOCK_H=block_h, PAGE=facts.page_size,
-            NEOX=facts.style == "neox", NORM=facts.norm, num_warps=warps, **early(qkv.device),
+            NEOX=facts.style == "neox", NORM=facts.norm, FLOAT8=facts.kv_dtype == "float8_e4m3fn", num_warps=warps, **early(qkv.device),
         )  # fmt: skip

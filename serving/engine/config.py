@@ -33,7 +33,9 @@ class EngineConfig:
         Literal["auto", "float32", "bfloat16", "float16", "float", "half"],
         Flag("Dtype of weights and activations; `auto` follows the checkpoint and the device."),
     ] = "auto"
-    kv_cache_dtype: Annotated[str, Flag("Dtype of the KV cache; `auto` is the model's, `int8` half of bfloat16's bytes.")] = "auto"
+    kv_cache_dtype: Annotated[str, Flag("Dtype of the KV cache; `auto` is the model's, `int8` and `fp8` half of bfloat16's bytes.")] = (
+        "auto"
+    )
     load_format: Annotated[Literal["auto", "safetensors", "gguf", "dummy"], Flag("Where weights come from; `dummy` draws random ones.")] = (
         "auto"
     )
