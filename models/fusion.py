@@ -58,11 +58,13 @@ class Rule:
         op: the primitive that it puts there.
         sequences: of primitives that it replaces, any of them; all begin alike.
         facts: of the one primitive, from the nodes replaced; `page_size` is 0 where it has one.
+        quiet: places where its sequence only begins are not spoken of.
     """
 
     op: str
     sequences: tuple[tuple[str, ...], ...]
     facts: Callable[[Chain], Facts]
+    quiet: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ _PRODUCTS = (("gemm", "gated_activation"), ("gemm",), ("gemm_fp8",))
 RULES = (
     Rule("add_rms_norm", (("add", "rms_norm"),), _add_rms_norm),
     Rule("norm_gemm", tuple(("add", "rms_norm", *rest) for rest in _PRODUCTS), _norm_gemm),
-    Rule("act_gemm", (("gated_activation", "gemm_fp8"),), _act_gemm),
+    Rule("act_gemm", (("gated_activation", "gemm_fp8"),), _act_gemm, quiet=True),
     Rule("rope_write", (("split", "rms_norm", "rms_norm", "rope", "write_kv"), ("split", "rope", "write_kv")), _rope_write),
 )
 """Residual addition and norm; the same with the product that reads them and its activation; the way from a stacked product of q, k and
@@ -141,7 +143,7 @@ def _look(rule: Rule, chain: Chain, at: int) -> Site | None:
             nodes = chain[at : at + length]
             return Site(rule, nodes[-1].path, rule.facts(nodes))
     end = at + max(same)
-    if end == len(chain):
+    if end == len(chain) or rule.quiet:
         return None
     return Site(rule, chain[end].path, None, WORDS.get(chain[end].op, f"{chain[end].op} follows {chain[end - 1].op}"))
 

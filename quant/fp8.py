@@ -69,7 +69,7 @@ class Fp8Format(GgufFormat):
     """
 
     name = "fp8"
-    optional_names = (*SCALES, "input_scale", "output_scale")
+    optional_names = (*SCALES, "input_scale")
 
     def __init__(self, block: int = 0, converts: bool = True) -> None:
         self._block, self._converts = block, converts

@@ -20,7 +20,7 @@ from pagoda.quant.format import EmbeddingUse, ExpertsUse, Format, FormatUse, Lin
 
 Index = tuple[slice, ...]
 
-KV_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale", "prob_output_scale")
+KV_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale", "prob_scale", "prob_output_scale")
 """Last words of tensors that speak of attention's numbers and not of weights."""
 
 

@@ -14,12 +14,15 @@ from pagoda.models.fusion import RULES, Rule, Site, chains_of, find, summary
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.rope import Rope
 from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Norm, QkNorm, Residual, Temper
+from pagoda.ops.act_gemm import ActGemmFacts
 from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.linear import GemmFacts
+from pagoda.ops.linear_fp8 import GemmFp8Facts
 from pagoda.ops.norm import NormFacts
 from pagoda.ops.norm_gemm import NormGemmFacts
 from pagoda.ops.registry import reference_kernels
 from pagoda.ops.rope_write import RopeWriteFacts
+from pagoda.quant.fp8 import Fp8Format
 from pagoda.quant.gguf import GgufFormat
 from spec_samples import JOINED_KERNELS, build_model, draw_weights, opened, specs
 
@@ -96,6 +99,15 @@ def test_a_product_takes_addition_norm_and_activation_along() -> None:
     assert found == {"layers.0.ff": up, "layers.1.mixer": qkv, "layers.1.ff": up}
     assert set(reasons(SPEC, "norm_gemm", stored=GgufFormat())) == {"gemm_gguf follows rms_norm"}
     assert "two parts read the norm" in reasons(with_layers(residual=Residual.PARALLEL), "norm_gemm")
+
+
+def test_products_with_float8_weights_take_norm_and_activation_along() -> None:
+    form, norm, act = Fp8Format(), NormFacts("float32", 16, 1e-5), ActivationFacts("float32", "silu")
+    products = {path: site.facts for path, site in sites(SPEC, "norm_gemm", stored=form).items() if site.facts is not None}
+    assert products["layers.0.ff"] == NormGemmFacts(norm, GemmFp8Facts("float32", 16, 48))
+    down = ActGemmFacts(act, GemmFp8Facts("float32", 24, 16))
+    assert [site.facts for site in sites(SPEC, "act_gemm", stored=form).values()] == [down, down]
+    assert not sites(SPEC, "act_gemm")
 
 
 def test_an_adapter_between_keeps_a_product_apart_from_what_follows() -> None:
