@@ -56,12 +56,6 @@ def _vector(x, weight, scale, bias, out, columns, inner, scale_n, BLOCK_N: tl.co
 
 
 @triton.jit
-def _ahead(pointers):
-    """Bring lines into the cache; nothing waits for them."""
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
 def _rescale(out, x_scale, scale, bias, columns, xs_t, BLOCK: tl.constexpr, BIAS: tl.constexpr, EARLY: tl.constexpr):
     """Rows and columns of a product of codes by their scales, in place."""
     if EARLY:
@@ -88,9 +82,6 @@ def _tiles(x, x_scale, weight, scale, bias, out, parts, arrived, rows, columns, 
     high = tl.minimum(low + share, inner)
     if EARLY:
         gdc_launch_dependents()
-        # Weights are nobody's result: their first lines are under way before the kernel in front has ended.
-        lines = tl.minimum(low + 128 * tl.arange(0, 8), inner - 1)
-        _ahead(weight + tl.minimum(n, columns - 1).to(tl.int64)[:, None] * inner + lines[None, :])
         gdc_wait()
     a = weight + n.to(tl.int64)[:, None] * inner + k[None, :]
     b = x + m.to(tl.int64)[None, :] * x_t + k[:, None]
