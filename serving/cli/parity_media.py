@@ -22,7 +22,7 @@ def is_media(reference: Reference) -> bool:
 
 
 def check_media(path: Path, device: str, reference: Reference, ranks: int, tolerance: Tolerance) -> list[Finding]:
-    """Whole, and cut into steps of a few tokens; the second time its pages and embeddings are there already."""
+    """Twice: the second time embeddings, and pages where the prompt fills any, are there already."""
     ids = reference[f"{PROMPT}.prompt"].tolist()
     tensors = {name.removeprefix(INPUTS): tensor for name, tensor in reference.items() if name.startswith(INPUTS)}
     prompt = {"prompt_token_ids": ids, "multi_modal_data": {"processed": tensors}}
