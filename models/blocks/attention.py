@@ -28,6 +28,7 @@ class AttentionBlock(PagedMixer):
 
     _norm_last: bool = False
     _rope_write: Callable[..., torch.Tensor] | None = None
+    _scales: tuple[float, float] | None = None  # of k and v in float8 pages
 
     def __init__(self, build: Builder, path: str, spec: Attention, width: int) -> None:
         self.spec = spec
