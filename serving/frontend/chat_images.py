@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from pagoda.hal.errors import RequestError
-from pagoda.models.bridge.prompt import own_picture
 from pagoda.serving.frontend.chat_messages import IMAGE_PART
 
 KINDS = ("image_url", "input_image", "image", "image_pil")
@@ -41,4 +41,4 @@ def _image(part: Mapping[str, Any]) -> Any:
         given = given.get("url")
     if given is None:
         raise RequestError(f"a part of type {part['type']!r} brings no image", param="messages")
-    return own_picture(given) if isinstance(given, str) else given
+    return import_module("pagoda.models.bridge.prompt").own_picture(given) if isinstance(given, str) else given

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagoda.hal.errors import RequestError
-from pagoda.models.bridge.prompt import MediaReader, own_processor
 from pagoda.models.media import MediaItem, MediaPositions
+
+if TYPE_CHECKING:
+    from pagoda.models.bridge.prompt import MediaReader
 
 MEDIA = "multi_modal_data"
 """Key of a prompt mapping under which its media are: {"image": a picture or several}, or {"processed": tensors} with token ids."""
@@ -50,11 +53,17 @@ class MediaProcessor:
 
     @cached_property
     def _reader(self) -> MediaReader:
-        return MediaReader(json.loads((self._folder / "config.json").read_text(encoding="utf-8")))
+        made: MediaReader = _tools().MediaReader(json.loads((self._folder / "config.json").read_text(encoding="utf-8")))
+        return made
 
     @cached_property
     def _processor(self) -> Any:
-        return own_processor(self._folder)
+        return _tools().own_processor(self._folder)
+
+
+def _tools() -> Any:
+    """The module that knows transformers, which a process without pictures does not pay for."""
+    return import_module("pagoda.models.bridge.prompt")
 
 
 def _listed(images: Any) -> list[Any]:
