@@ -91,7 +91,8 @@ def test_what_is_not_in_place_is_computed_again(overlap: int) -> None:
     toy.drain()
     toy.check_tokens("a")
     toy.check_tokens("b")
-    assert len(toy.deltas["a"]) <= 8
+    steps = sum(0 in plan.slots[plan.sampled] for plan in toy.plans)  # of a, which came first
+    assert steps <= 8 + overlap
     assert any(length > 1 for plan in toy.plans[3:] if plan.drafts is not None for length in plan.lengths - (plan.drafts >= 0).sum(1))
 
 

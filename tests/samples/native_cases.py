@@ -283,12 +283,13 @@ def _attentions(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
 
 
 def _native_batch(case: Case) -> bool:
-    """Not those of kernels that are told more than lengths and tables: of the page-walking kernel they ask nothing new."""
-    return case.args[3].shared is None and not case.args[3].replayed
+    """Not those of kernels that are told more than lengths and tables (of the page-walking kernel they ask nothing new), nor pages that the
+    library declines."""
+    return case.args[3].shared is None and not case.args[3].replayed and case.facts.kv_dtype in PAGE_TYPES
 
 
 def _writes(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
-    for case in WRITE_KV.generate(gen, dtype):
+    for case in (case for case in WRITE_KV.generate(gen, dtype) if case.facts.kv_dtype in PAGE_TYPES):
         k, v, k_pages, v_pages, slots = case.args
         k_want, v_want = WRITE_KV.oracle(case)
         r = Recording(f"write_kv {dtype} over {case.facts.kv_dtype} {case.label} {case.facts.head_dim}")
