@@ -1,0 +1,150 @@
+"""Uses of the kernels with the shapes of models that are served, on meta tensors: what `cross_compile.py --all` compiles beside the cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from pagoda.ops.activation import ActivationFacts
+from pagoda.ops.attention import AttentionFacts, HostLengths, PagedBatch
+from pagoda.ops.linear import GemmFacts
+from pagoda.ops.linear_fp8 import GemmFp8Facts
+from pagoda.ops.moe import MoeMlpFacts, RouteFacts
+from pagoda.ops.norm import NormFacts
+from pagoda.ops.norm_gemm import NormGemmFacts
+from pagoda.ops.op import Case
+from pagoda.ops.rope_write import RopeWriteFacts
+from pagoda.ops.sampling import SamplingFacts, SamplingRows
+from pagoda.ops.triton import gemm_routes
+
+HEADS = (64, 80, 96, 128, 192, 256)
+EXPERTS = (
+    MoeMlpFacts("", 128, 2048, 768, 8),
+    MoeMlpFacts("", 8, 4096, 14336, 2),
+    MoeMlpFacts("", 32, 2880, 2880, 4, bias=True, alpha=1.702, limit=7.0),
+    MoeMlpFacts("", 16, 5120, 8192, 1, scale_input=True),
+    MoeMlpFacts("", 256, 7168, 2048, 8, first=32, local=32),
+)
+LAYERS = ((6144, 4096), (28672, 4096), (4096, 14336), (5120, 2048), (960, 576))
+"""(outputs, inner numbers) that no table was measured for stand beside those that one was."""
+
+
+def shapes(op: str, dtype: str) -> Iterator[Case]:
+    """Cases of primitive `op`; their tensors have no bytes."""
+    return MAKERS[op](dtype) if op in MAKERS else iter(())
+
+
+def _empty(dtype: str, *shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+
+def _attention(dtype: str) -> Iterator[Case]:
+    base = AttentionFacts(dtype, dtype, 32, 8, 128, 128, 64, 0.1)
+    plain = [replace(base, head_dim=dim, v_dim=dim, page_size=page) for dim, page in product(HEADS, (16, 64))]
+    grouped = [replace(base, num_heads=8 * group) for group in (1, 2, 6, 8, 16)]
+    more = [{"window": 4096}, {"softcap": 30.0}, {"sinks": True, "window": 128}, {"chunk": 8192}, {"alibi": True}, {"causal": False}]
+    special = [replace(base, **one, head_dim=dim, v_dim=dim) for one in more for dim in (64, 256)]
+    for facts in [*plain, *grouped, replace(base, head_dim=192), *special]:
+        yield _step(facts, "decode of 1", [1], 8192)
+        yield _step(facts, "decodes of 64", [1] * 64, 4096)
+        yield _step(facts, "prompts", [4096, 300], 8192)
+        yield _step(facts, "drafts", [5] * 8, 2048)
+    yield _step(base, "a beginning that decodes share", [1] * 64, 4096, shared=True)
+
+
+def _step(facts: AttentionFacts, label: str, queries: list[int], longest: int, shared: bool = False) -> Case:
+    rows, tokens, page = len(queries), sum(queries), facts.page_size
+    starts = np.concatenate(([0], np.cumsum(queries))).astype(np.int32)
+    batch = PagedBatch(
+        _empty("int32", rows + 1), _empty("int32", rows), _empty("int32", rows, longest // page), _empty("int64", tokens), max(queries),
+        longest, HostLengths(starts, np.full(rows, longest, np.int32)), shared=_empty("int32", rows + 1) if shared else None,
+    )  # fmt: skip
+    pages = [_empty(facts.kv_dtype, 1000, facts.num_kv_heads, page, dim).transpose(1, 2) for dim in (facts.head_dim, facts.v_dim)]
+    q = _empty(facts.dtype, tokens, facts.num_heads, facts.head_dim)
+    sinks = _empty(facts.dtype, facts.num_heads) if facts.sinks else None
+    slopes = _empty("float32", facts.num_heads) if facts.alibi else None
+    return Case(f"{label}, heads of {facts.head_dim}, pages of {page}", facts, (q, *pages, batch, None, sinks, slopes), batch=3)
+
+
+def _gemm(dtype: str) -> Iterator[Case]:
+    for columns, inner, rows in _measured("routes"):
+        weights = {"weight": _empty(dtype, columns, inner)}
+        yield Case(f"{rows}×{inner}×{columns}", GemmFacts(dtype, inner, columns), (_empty(dtype, rows, inner),), weights)
+
+
+def _gemm_fp8(dtype: str) -> Iterator[Case]:
+    for (columns, inner, rows), block in product(_measured("fp8"), (0, 128)):
+        facts = GemmFp8Facts(dtype, inner, columns, False, block)
+        weights = {"weight": _empty("float8_e4m3fn", columns, inner), "scale": _empty("float32", *facts.scale_shape)}
+        yield Case(f"{rows}×{inner}×{columns}, squares of {block}", facts, (_empty(dtype, rows, inner),), weights)
+
+
+def _measured(*names: str) -> list[tuple[int, int, int]]:
+    """(outputs, inner numbers, rows) of the tables, and layers that they lack with a few numbers of rows."""
+    table = gemm_routes._read()
+    found = [(columns, inner, rows) for name in names for columns, inner, rows, _ in table.get(name, ())]
+    return list(dict.fromkeys([*found, *((*layer, rows) for layer in LAYERS for rows in (1, 5, 16, 64, 300))]))
+
+
+def _norm_gemm(dtype: str) -> Iterator[Case]:
+    for (columns, inner, rows), gated, fp8 in product(_measured("joined", "joined_gated"), (False, True), (False, True)):
+        norm = NormFacts(dtype, inner, 1e-6)
+        gemm: Any = GemmFp8Facts(dtype, inner, columns) if fp8 else GemmFacts(dtype, inner, columns)
+        facts = NormGemmFacts(norm, gemm, ActivationFacts(dtype, "silu") if gated else None)
+        weights = {"weight": _empty("float8_e4m3fn" if fp8 else dtype, columns, inner), "norm": _empty(dtype, inner)}
+        if fp8:
+            weights["scale"] = _empty("float32", columns)
+        yield Case(f"{rows}×{inner}×{columns}", facts, (_empty(dtype, rows, inner), _empty(dtype, rows, inner)), weights)
+
+
+def _moe(dtype: str) -> Iterator[Case]:
+    for facts, tokens in product(EXPERTS, (1, 16, 512, 8192)):
+        here, width, hidden = facts.local or facts.experts, facts.width, facts.hidden
+        weights = {"up": _empty(dtype, here, 2 * hidden, width), "down": _empty(dtype, here, width, hidden)}
+        if facts.bias:
+            weights |= {"up_bias": _empty(dtype, here, 2 * hidden), "down_bias": _empty(dtype, here, width)}
+        args = (_empty(dtype, tokens, width), _empty("float32", tokens, facts.top_k), _empty("int64", tokens, facts.top_k))
+        yield Case(f"{tokens} tokens, {facts.experts} experts", replace(facts, dtype=dtype), args, weights)
+
+
+def _route(dtype: str) -> Iterator[Case]:
+    for experts, top_k, score in ((128, 8, "softmax"), (8, 2, "softmax"), (32, 4, "softmax_after"), (16, 1, "sigmoid"), (512, 10, "softmax")):
+        yield Case(f"{experts} experts", RouteFacts(dtype, experts, top_k, score), (_empty(dtype, 33, experts), None))  # type: ignore[arg-type]
+
+
+def _rope_write(dtype: str) -> Iterator[Case]:
+    for dim, norm, tokens, part in product(HEADS, (False, True), (1, 64, 2048), (1, 2)):
+        facts = RopeWriteFacts(dtype, dtype, 32, 8, dim, dim // part, 64, norm=norm, eps=1e-6)
+        pages = [_empty(dtype, 1000, 8, 64, dim).transpose(1, 2) for _ in range(2)]
+        angles = [_empty("float32", tokens, dim // part // 2) for _ in range(2)]
+        weights = {"q_norm": _empty(dtype, dim), "k_norm": _empty(dtype, dim)} if norm else {}
+        args = (_empty(dtype, tokens, 48 * dim), *angles, *pages, _empty("int64", tokens))
+        yield Case(f"{tokens} tokens, heads of {dim}", facts, args, weights)
+
+
+def _norm(dtype: str) -> Iterator[Case]:
+    for width, rows in product((64, 128, 576, 1024, 2048, 2880, 4096, 5120, 8192, 16384), (1, 64)):
+        yield Case(f"{rows}×{width}", NormFacts(dtype, width, 1e-6), (_empty(dtype, rows, width),), {"weight": _empty(dtype, width)})
+
+
+def _add_norm(dtype: str) -> Iterator[Case]:
+    for case in _norm(dtype):
+        yield replace(case, args=case.args * 2)
+
+
+def _sample(dtype: str) -> Iterator[Case]:
+    for vocab, rows, greedy, filtered in product((32000, 128256, 151936, 262144), (1, 64), (False, True), (False, True)):
+        floats = [_empty("float32", rows) for _ in range(3)]
+        k, seed, position = _empty("int32", rows), _empty("int64", rows), _empty("int64", rows)
+        settings = SamplingRows(floats[0], k, floats[1], floats[2], seed, position, all_greedy=greedy, any_filter=filtered)
+        yield Case(f"{rows} rows of {vocab}", SamplingFacts(dtype, vocab), (_empty(dtype, rows, vocab), settings))
+
+
+MAKERS = {
+    "paged_attention": _attention, "gemm": _gemm, "gemm_fp8": _gemm_fp8, "norm_gemm": _norm_gemm, "moe_mlp": _moe, "route": _route,
+    "rope_write": _rope_write, "rms_norm": _norm, "add_rms_norm": _add_norm, "sample": _sample,
+}  # fmt: skip
