@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALL := $(PYTHON) ci/install.py --venv $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 INPUTS := pyproject.toml setup.py ci/constraints-cpu.txt ci/install.py $(wildcard ops/native/*.cpp ops/native/*.h ops/native/build.py)
 
-.PHONY: serve test test-heavy test-sanitized test-arm lint check bench install dev clean help
+.PHONY: serve test test-heavy test-kernels test-kernels-all test-sanitized test-arm lint check bench install dev clean help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -28,6 +28,13 @@ test: $(VENV)/.installed-dev  ## the test suite, with the 20 slowest tests
 
 test-heavy: $(VENV)/.installed-dev  ## the tests over five seconds
 	$(BIN)/python -m pytest -q --durations=20 -m heavy tests
+
+test-kernels: $(VENV)/.installed-triton  ## the Triton kernels compiled for nine GPUs that are not here, one use each
+	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/cross_compile.py
+
+test-kernels-all: $(VENV)/.installed-triton  ## every configuration of them, and all in Triton's interpreter against the oracle (an hour)
+	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/cross_compile.py --all
+	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/interpret_kernels.py
 
 test-sanitized: $(VENV)/.installed-dev  ## the C++ kernels under the address, undefined behaviour and thread sanitizers
 	$(BIN)/python ci/native_checks.py sanitized
@@ -56,3 +63,7 @@ $(VENV)/.installed: $(INPUTS)
 $(VENV)/.installed-dev: $(INPUTS)
 	$(INSTALL) --dev
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-triton: $(VENV)/.installed-dev
+	$(INSTALL) --triton
+	@touch $@

@@ -1,4 +1,4 @@
-"""Uses of the kernels with the shapes of models that are served, on meta tensors: what `cross_compile.py --all` compiles beside the cases."""
+"""Uses of the kernels with the shapes of served models, on meta tensors: what `cross_compile.py --all` compiles beside the cases."""
 
 from __future__ import annotations
 
@@ -112,7 +112,13 @@ def _moe(dtype: str) -> Iterator[Case]:
 
 
 def _route(dtype: str) -> Iterator[Case]:
-    for experts, top_k, score in ((128, 8, "softmax"), (8, 2, "softmax"), (32, 4, "softmax_after"), (16, 1, "sigmoid"), (512, 10, "softmax")):
+    for experts, top_k, score in (
+        (128, 8, "softmax"),
+        (8, 2, "softmax"),
+        (32, 4, "softmax_after"),
+        (16, 1, "sigmoid"),
+        (512, 10, "softmax"),
+    ):
         yield Case(f"{experts} experts", RouteFacts(dtype, experts, top_k, score), (_empty(dtype, 33, experts), None))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Make a virtual environment and install Pagoda into it: `python ci/install.py [--venv DIR] [--dev] [--torch-index URL]`.
+"""Make a virtual environment and install Pagoda into it: `python ci/install.py [--venv DIR] [--dev] [--triton] [--torch-index URL]`.
 
 Prefers a CPU build of torch where pip can find one, says what it is about to download, and brings the default model.
 Uses nothing but the standard library: it runs before anything is installed.
@@ -20,11 +20,19 @@ GRAMMARS = ("llguidance==1.9.1", "xgrammar==0.2.8", "apache-tvm-ffi==0.1.15.post
 """Without dependencies: a build of triton is among them."""
 
 
+TRITON = ("triton==3.6.0", "numpy==2.2.6")
+"""In a folder of their own, `triton` in the environment: other tests run without. Its interpreter fails with numpy from 2.4 on."""
+
+
 def main() -> None:
     options = _options()
     if sys.version_info < (3, 11):  # noqa: UP036 (run by whatever Python is there)
         sys.exit(f"Pagoda needs Python 3.11 or newer, this is {platform.python_version()}; try `make PYTHON=python3.11 …`")
     python = make_venv(Path(options.venv).absolute())
+    if options.triton:
+        print("· Triton, for its compilers (188 MB)", flush=True)
+        pip(python, "--no-deps", "--target", str(Path(options.venv).absolute() / "triton"), *TRITON)
+        return
     install_torch(python, options.torch_index)
     print("· Pagoda and its dependencies (about 60 MB)", flush=True)
     target = f"{ROOT}[dev]" if options.dev else str(ROOT)
@@ -39,6 +47,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", default=str(ROOT / ".venv"))
     parser.add_argument("--dev", action="store_true", help="tests and linters too")
+    parser.add_argument("--triton", action="store_true", help="add Triton, beside what is installed, and nothing else")
     parser.add_argument("--torch-index", help="index with CPU builds of torch")
     return parser.parse_args()
 

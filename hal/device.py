@@ -93,6 +93,15 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class Describes(Protocol):
+    """A backend that says which device models it can describe."""
+
+    def described(self) -> tuple[DeviceInfo, ...]:
+        """Facts of each of them, whether it is here or not."""
+        ...
+
+
+@runtime_checkable
 class StandsIn(Protocol):
     """A backend that can play any device that another one describes: what `plan` opens for hardware that is not here."""
 

@@ -63,6 +63,9 @@ class CudaBackend:
             limits=Limits(facts["shared_memory_bytes"], 1024, 256, tuple(facts["page_sizes"])),
         )
 
+    def described(self) -> tuple[DeviceInfo, ...]:
+        return tuple(self.describe(model) for model in _models())
+
     def kernels(self) -> Iterable[Kernel]:
         return cuda_kernels()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pagoda.backends.torch_accelerator.vendor import Vendor
+from pagoda.backends.torch_accelerator.vendor import Vendor, described
 from pagoda.hal.device import Device
 from pagoda.hal.errors import DeviceError
 from pagoda.hal.info import CONTRACT_VERSION, DeviceInfo, Probe
@@ -38,6 +38,9 @@ class VendorBackend:
 
     def describe(self, model: str | None = None) -> DeviceInfo:
         return self.vendor.describe(model)
+
+    def described(self) -> tuple[DeviceInfo, ...]:
+        return tuple(self.describe(model) for model in described(self.vendor.folder))
 
     def kernels(self) -> Iterable[Kernel]:
         return ()

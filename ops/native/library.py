@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.hal.errors import DeviceError
+from pagoda.ops.kernel_store import kept_library
 from pagoda.ops.native.build import library as library_path
 
 TYPES = {"float32": 0, "bfloat16": 1}
@@ -20,7 +21,9 @@ PAGE_TYPES = TYPES | {"int8": 2}
 
 @cache
 def _path() -> Path:
-    return library_path()
+    """Beside the sources, where it is built, or where `pagoda kernels fetch` keeps one of these very sources."""
+    built, kept = library_path(), kept_library()
+    return kept if kept.exists() and not built.exists() else built
 
 
 def available() -> str | None:

@@ -50,7 +50,7 @@ def _vector(x, weight, bias, out, columns, inner, BLOCK_N: tl.constexpr, BLOCK_K
 @triton.jit(do_not_specialize=["rows"])
 def _tiles(x, weight, bias, out, parts, arrived, rows, columns, inner, splits, x_t, out_t, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
            BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, EVEN_K: tl.constexpr, BIAS: tl.constexpr,
-           PRECISION: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+           EARLY: tl.constexpr):  # fmt: skip
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -69,7 +69,7 @@ def _tiles(x, weight, bias, out, parts, arrived, rows, columns, inner, splits, x
             mask_b = mask_b & (start + k < inner)[:, None]
         left = tl.load(a + start, mask=mask_a, other=0.0)
         right = tl.load(b + start, mask=mask_b, other=0.0)
-        acc = tl.dot(left, right, acc, input_precision=PRECISION)
+        acc = tl.dot(left, right, acc, input_precision="ieee")
     inside = (m < rows)[:, None] & (n < columns)[None, :]
     last = True
     if SPLIT:
@@ -130,6 +130,6 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, a
         parts = torch.empty(tiles * chosen.split * block_m * chosen.block_n, dtype=torch.float32, device=x.device)
     _tiles[(tiles, chosen.split)](
         x, weight, weight if bias is None else bias, out, parts, arrived, rows, columns, inner, chosen.split, x.stride(0), out.stride(0),
-        BLOCK_M=block_m, SPLIT=chosen.split > 1, PRECISION="ieee" if x.dtype == torch.float32 else "tf32", **common,
+        BLOCK_M=block_m, SPLIT=chosen.split > 1, **common,
     )  # fmt: skip
     return out

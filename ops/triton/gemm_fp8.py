@@ -73,7 +73,7 @@ def _rescale(out, x_scale, scale, bias, columns, xs_t, BLOCK: tl.constexpr, BIAS
 @triton.jit(do_not_specialize=["rows"])
 def _tiles(x, x_scale, weight, scale, bias, out, parts, arrived, rows, columns, inner, splits, x_t, xs_t, out_t, scale_n,
            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, SQUARE: tl.constexpr,
-           EVEN_K: tl.constexpr, BOTH: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+           EVEN_K: tl.constexpr, BOTH: tl.constexpr, BIAS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """BLOCK_N columns of a block of rows, the inner dimension split over programs, whose last one adds up. BOTH: x is float8 too."""
     tile, split, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m, n, k = block * BLOCK_M + tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
@@ -96,7 +96,7 @@ def _tiles(x, x_scale, weight, scale, bias, out, parts, arrived, rows, columns, 
         if not BOTH:
             left = left.to(right.dtype)
         if SQUARE > 0:
-            product = tl.dot(left, right, input_precision=PRECISION)
+            product = tl.dot(left, right, input_precision="ieee")
             factor = tl.load(scale + tile * BLOCK_N // SQUARE * scale_n + start // SQUARE)
             if BOTH:
                 of_rows = tl.load(x_scale + m * xs_t + start // SQUARE, mask=m < rows, other=0.0) * factor
@@ -104,7 +104,7 @@ def _tiles(x, x_scale, weight, scale, bias, out, parts, arrived, rows, columns, 
             else:
                 acc += product * factor
         else:
-            acc = tl.dot(left, right, acc, input_precision=PRECISION)
+            acc = tl.dot(left, right, acc, input_precision="ieee")
     inside = (n < columns)[:, None] & (m < rows)[None, :]
     last = True
     if SPLIT:
@@ -222,6 +222,6 @@ def multiply(facts: GemmFp8Facts, packed: Any, x: torch.Tensor, x_scale: torch.T
     _tiles[(tiles, splits, triton.cdiv(rows, block_m))](
         x, scale if x_scale is None else x_scale, weight, scale, given, out, parts, arrived, rows, columns, inner, splits, x.stride(0),
         0 if x_scale is None else x_scale.stride(0), out.stride(0), scale_n, BLOCK_M=block_m, SPLIT=splits > 1,
-        BOTH=x_scale is not None, PRECISION="ieee" if x.dtype == torch.float32 else "tf32", **common,
+        BOTH=x_scale is not None, **common,
     )  # fmt: skip
     return out

@@ -56,14 +56,16 @@ def fp8_squares(facts: Any) -> Reason | None:
 
 
 def plain_norm_gemm(facts: NormGemmFacts) -> Reason | None:
-    return "products of plain numbers only" if hasattr(facts.gemm, "block") else _joins(facts)
+    if hasattr(facts.gemm, "block"):
+        return "products of plain numbers only"
+    if facts.dtype == "float16":
+        return "a weighted row is not normed before the product, which float16 may not hold"
+    return _joins(facts)
 
 
 def _joins(facts: NormGemmFacts) -> Reason | None:
     if facts.norm.bias or not facts.norm.weight:
         return "norms with weights and no bias only"
-    if facts.dtype == "float16":
-        return "a weighted row is not normed before the product, which float16 may not hold"
     return _plain_silu(facts.activation) if facts.activation is not None else None
 
 

@@ -115,7 +115,7 @@ def _activated(gate, up, alpha, limit, KIND: tl.constexpr):
 @triton.jit(do_not_specialize=["pairs"])
 def _up(x, weight, bias, scales, order, owner, hidden, pairs, x_t, alpha, limit, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
         TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr,
-        SCALE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+        SCALE: tl.constexpr):  # fmt: skip
     """`act(x · gateᵀ, x · upᵀ)` of one block of choices and some hidden numbers."""
     block, tile = tl.program_id(1), tl.program_id(0)
     expert = tl.load(owner + block).to(tl.int64)
@@ -131,8 +131,8 @@ def _up(x, weight, bias, scales, order, owner, hidden, pairs, x_t, alpha, limit,
     for start in range(0, WIDTH, BLOCK_K):
         left = tl.load(a + start, mask=valid[:, None] & (start + k < WIDTH)[None, :], other=0.0)
         mask = (n < HIDDEN)[None, :] & (start + k < WIDTH)[:, None]
-        gate = tl.dot(left, tl.load(b + start, mask=mask, other=0.0), gate, input_precision=PRECISION)
-        up = tl.dot(left, tl.load(b + HIDDEN * WIDTH + start, mask=mask, other=0.0), up, input_precision=PRECISION)
+        gate = tl.dot(left, tl.load(b + start, mask=mask, other=0.0), gate, input_precision="ieee")
+        up = tl.dot(left, tl.load(b + HIDDEN * WIDTH + start, mask=mask, other=0.0), up, input_precision="ieee")
     if SCALE:
         scale = tl.load(scales + pair, mask=valid, other=0.0).to(tl.float32)[:, None]
         gate, up = gate * scale, up * scale
@@ -146,7 +146,7 @@ def _up(x, weight, bias, scales, order, owner, hidden, pairs, x_t, alpha, limit,
 
 @triton.jit(do_not_specialize=["pairs"])
 def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr,
-          BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+          BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr):  # fmt: skip
     """Each choice's result, with its weight."""
     block, tile = tl.program_id(1), tl.program_id(0)
     expert = tl.load(owner + block).to(tl.int64)
@@ -161,7 +161,7 @@ def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.cons
     for start in range(0, HIDDEN, BLOCK_K):
         left = tl.load(a + start, mask=valid[:, None] & (start + k < HIDDEN)[None, :], other=0.0)
         right = tl.load(b + start, mask=(n < WIDTH)[None, :] & (start + k < HIDDEN)[:, None], other=0.0)
-        acc = tl.dot(left, right, acc, input_precision=PRECISION)
+        acc = tl.dot(left, right, acc, input_precision="ieee")
     if BIAS:
         acc += tl.load(bias + expert * WIDTH + n, mask=n < WIDTH, other=0.0).to(tl.float32)[None, :]
     if SCALE:
@@ -210,7 +210,6 @@ class MoeMlp(PlainKernel):
         super().__init__(facts)
         self._local = facts.local or facts.experts
         self._kind = "clamped" if facts.limit is not None and facts.alpha is not None else "silu"
-        self._precision = "ieee" if facts.dtype == "float32" else "tf32"
 
     def run(self, packed: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         facts, tokens = self.facts, x.shape[0]
@@ -224,7 +223,7 @@ class MoeMlp(PlainKernel):
         hidden = torch.empty(pairs, facts.hidden, dtype=x.dtype, device=x.device)
         parts = torch.empty(pairs, facts.width, dtype=torch.float32, device=x.device)
         bias = (packed["up_bias"], packed["down_bias"]) if facts.bias else (x, x)
-        common = {"ROWS": tile.rows, "PRECISION": self._precision, "BIAS": facts.bias, "num_warps": tile.warps, "num_stages": tile.stages}
+        common = {"ROWS": tile.rows, "BIAS": facts.bias, "num_warps": tile.warps, "num_stages": tile.stages}
         sizes = {"WIDTH": facts.width, "HIDDEN": facts.hidden}
         _up[(triton.cdiv(facts.hidden, tile.up[0]), len(owner))](
             x, packed["up"], bias[0], weights, order, owner, hidden, pairs, x.stride(0), facts.alpha or 0.0, facts.limit or 0.0, **sizes,

@@ -83,7 +83,7 @@ def one_row(x, residual, norm, weight, bias, scale, out, total, columns, eps, of
 @triton.jit(do_not_specialize=["rows"])
 def _rows(x, residual, norm, weight, bias, out, total, rows, columns, eps, offset, x_t, INNER: tl.constexpr, BLOCK_M: tl.constexpr,
           BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-          PRECISION: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+          EARLY: tl.constexpr):  # fmt: skip
     """Some rows with the matrix units: a program takes all of them and BLOCK_N columns."""
     if EARLY:
         gdc_launch_dependents()
@@ -108,9 +108,9 @@ def _rows(x, residual, norm, weight, bias, out, total, rows, columns, eps, offse
         squares += tl.sum(wide * wide, 1)
         weights = tl.load(norm + start + k, mask=start + k < INNER, other=0.0).to(tl.float32) + offset
         left = (wide * weights[None, :]).to(value.dtype)
-        acc = tl.dot(left, tl.load(first + start, mask=mask_b, other=0.0), acc, input_precision=PRECISION)
+        acc = tl.dot(left, tl.load(first + start, mask=mask_b, other=0.0), acc, input_precision="ieee")
         if GATED:
-            acc_up = tl.dot(left, tl.load(second + start, mask=mask_b, other=0.0), acc_up, input_precision=PRECISION)
+            acc_up = tl.dot(left, tl.load(second + start, mask=mask_b, other=0.0), acc_up, input_precision="ieee")
     factor = tl.rsqrt(squares / INNER + eps)[:, None]
     result = acc * factor
     if BIAS:
@@ -165,6 +165,6 @@ class NormGemm(PlainKernel):
             return out, total
         _rows[grid](
             *tensors, rows, columns, facts.norm.eps, facts.norm.offset, x.stride(0), BLOCK_M=max(16, triton.next_power_of_2(rows)),
-            EVEN_K=inner % chosen.block_k == 0, PRECISION="ieee" if x.dtype == torch.float32 else "tf32", **common,
+            EVEN_K=inner % chosen.block_k == 0, **common,
         )  # fmt: skip
         return out, total

@@ -64,7 +64,6 @@ class PagedAttention(PlainKernel):
         self.group = facts.num_heads // facts.num_kv_heads
         self.block_d = max(triton.next_power_of_2(facts.head_dim), 16)
         self.block_dv = max(triton.next_power_of_2(facts.v_dim), 16)
-        self.precision = "ieee" if facts.dtype == "float32" else "tf32"
         self._descriptors: dict[tuple[object, ...], TensorDescriptor] = {}
 
     def plan(self, batch: PagedBatch, buffers: Any | None = None, after: int = 0) -> AttentionPlan:
@@ -166,7 +165,7 @@ class PagedAttention(PlainKernel):
             TILE=tile.keys, PAGE=facts.page_size, D=facts.head_dim, DV=facts.v_dim, BLOCK_D=self.block_d, BLOCK_DV=self.block_dv,
             WINDOW=facts.window or 0, CHUNK=facts.chunk or 0, CAUSAL=facts.causal, SOFTCAP=facts.softcap is not None,
             SINKS=sinks is not None, ALIBI=slopes is not None, SPLITS=part.splits, OFFSET=part.shared, SLOTS=part.shared + part.splits,
-            FEWEST=part.fewest, DESCRIPTOR=described, PRECISION=self.precision, STAGES=tile.stages,
+            FEWEST=part.fewest, DESCRIPTOR=described, STAGES=tile.stages,
             num_warps=tile.warps, num_stages=tile.stages, **_early(part),
         )  # fmt: skip
 
@@ -180,7 +179,7 @@ class PagedAttention(PlainKernel):
             q.stride(0), q.stride(1), *k_pages.stride()[:3], *v_pages.stride()[:3], batch.block_table.stride(0),
             HEADS=facts.num_heads, GROUP=self.group, BLOCK_M=tile.rows, TILE=tile.keys, PAGE=facts.page_size, D=facts.head_dim,
             DV=facts.v_dim, BLOCK_D=self.block_d, BLOCK_DV=self.block_dv, SOFTCAP=facts.softcap is not None, SPLITS=part.shared,
-            SLOTS=part.shared + part.splits, DESCRIPTOR=described, PRECISION=self.precision, STAGES=tile.stages,
+            SLOTS=part.shared + part.splits, DESCRIPTOR=described, STAGES=tile.stages,
             num_warps=tile.warps, num_stages=tile.stages, **_early(part),
         )  # fmt: skip
 

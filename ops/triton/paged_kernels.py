@@ -64,11 +64,11 @@ def _walk(acc, total, top, query, k_pages, v_pages, table, low, stop, begin, hig
           kp_p, kp_t, kp_h, vp_p, vp_t, vp_h,
           TILE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
           WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAUSAL: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
-          DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+          DESCRIPTOR: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """Tiles [low, stop) joined to a block's running softmax; WHOLE where every row sees all of each."""
     for first in tl.range(low, stop, TILE, num_stages=STAGES):
         key = _tile(k_pages, table, first, kv_head, begin, high, kp_p, kp_t, kp_h, PAGE, TILE, D, BLOCK_D, DESCRIPTOR, WHOLE)
-        logits = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
+        logits = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
         j = first + tl.arange(0, TILE)
         if SOFTCAP:
             logits = logits * scale
@@ -96,7 +96,7 @@ def _walk(acc, total, top, query, k_pages, v_pages, table, low, stop, begin, hig
         total = total * shrink + tl.sum(weight, 1)
         value = _tile(v_pages, table, first, kv_head, begin, high, vp_p, vp_t, vp_h, PAGE, TILE, DV, BLOCK_DV, DESCRIPTOR, WHOLE)
         acc = acc * shrink[:, None]
-        acc = tl.dot(weight.to(query.dtype), value.to(query.dtype), acc, input_precision=PRECISION)
+        acc = tl.dot(weight.to(query.dtype), value.to(query.dtype), acc, input_precision="ieee")
         top = new_top
     return acc, total, top
 
@@ -108,7 +108,7 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
            TILE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
            BLOCK_DV: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAUSAL: tl.constexpr,
            SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, SPLITS: tl.constexpr, OFFSET: tl.constexpr,
-           SLOTS: tl.constexpr, FEWEST: tl.constexpr, DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr,
+           SLOTS: tl.constexpr, FEWEST: tl.constexpr, DESCRIPTOR: tl.constexpr,
            STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Blocks × KV heads × splits. SINGLE: a block is a request, and those with other than one query token are left alone; otherwise those
     with fewer than FEWEST. Later blocks see more, and start first. Partial results lie by request, this launch's in slots OFFSET … of
@@ -171,13 +171,13 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
     if WINDOW > 0 or CHUNK > 0:
         acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table, low, from_all, begin, high, kv_head, position, valid,
                                 slope, scale, softcap, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV,
-                                WINDOW, CHUNK, CAUSAL, SOFTCAP, ALIBI, DESCRIPTOR, PRECISION, False, STAGES)  # fmt: skip
+                                WINDOW, CHUNK, CAUSAL, SOFTCAP, ALIBI, DESCRIPTOR, False, STAGES)  # fmt: skip
     acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table, from_all, to_all, begin, high, kv_head, position, valid, slope,
                             scale, softcap, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV, WINDOW, CHUNK,
-                            CAUSAL, SOFTCAP, ALIBI, DESCRIPTOR, PRECISION, True, STAGES)  # fmt: skip
+                            CAUSAL, SOFTCAP, ALIBI, DESCRIPTOR, True, STAGES)  # fmt: skip
     acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table, to_all, high, begin, high, kv_head, position, valid, slope,
                             scale, softcap, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV, WINDOW, CHUNK,
-                            CAUSAL, SOFTCAP, ALIBI, DESCRIPTOR, PRECISION, False, 1)  # fmt: skip
+                            CAUSAL, SOFTCAP, ALIBI, DESCRIPTOR, False, 1)  # fmt: skip
 
     if SLOTS > 1:
         base = (request.to(tl.int64) * HEADS + head) * SLOTS + OFFSET + split
@@ -201,7 +201,7 @@ def attend_shared(q, k_pages, v_pages, part, lse, query_start, table, shared, sc
                   kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, table_r,
                   HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
                   D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, SOFTCAP: tl.constexpr,
-                  SPLITS: tl.constexpr, SLOTS: tl.constexpr, DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr,
+                  SPLITS: tl.constexpr, SLOTS: tl.constexpr, DESCRIPTOR: tl.constexpr,
                   STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Blocks of decodes × KV heads × splits: the keys that they share, read once for a block, into slots 0 … SPLITS of SLOTS."""
     if EARLY:
@@ -226,7 +226,7 @@ def attend_shared(q, k_pages, v_pages, part, lse, query_start, table, shared, sc
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table + leader * table_r, low, high, 0, high, kv_head, row, member,
                             total, scale, softcap, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV, 0, 0,
-                            True, SOFTCAP, False, DESCRIPTOR, PRECISION, True, STAGES)  # fmt: skip
+                            True, SOFTCAP, False, DESCRIPTOR, True, STAGES)  # fmt: skip
     base = (row.to(tl.int64) * HEADS + head) * SLOTS + split
     tl.store(part + base[:, None] * DV + dv[None, :], acc, mask=member[:, None] & (dv < DV)[None, :])
     tl.store(lse + base * 2, tl.where(member, top, float("-inf")), mask=valid)

@@ -37,6 +37,7 @@ SECTIONS: dict[str, dict[str, Command]] = {
         "models": Command("models", "The architectures that this build serves, and what parity says of them.", "models"),
         "list": Command("list_models", "The models on this machine, with their sizes.", "list_models"),
         "rm": Command("remove", "Delete a model from the cache.", "remove"),
+        "kernels": Command("kernels", "Compile kernels ahead of a start, or fetch compiled ones; list and clear them."),
     },
     "Understand": {
         "plan": Command("plan", "Where memory will go and which kernels will run, before anything loads."),
@@ -47,6 +48,8 @@ SECTIONS: dict[str, dict[str, Command]] = {
         "bench": Command("bench.command", "Measure latency, throughput, start-up, or a running server under load."),
     },
 }
+ALIASES = {"download-kernels": ["kernels", "fetch"]}
+"""What others call a command."""
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
 
 EXIT_ERROR, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
@@ -81,7 +84,7 @@ def _dispatch(words: list[str]) -> int:
     if words[0] in ("-V", "--version"):
         print(f"pagoda {__version__}")
         return 0
-    name, *rest = words
+    name, *rest = ALIASES.get(words[0].replace("_", "-"), words[:1]) + words[1:]
     command = COMMANDS.get(name.replace("_", "-"))
     if command is None:
         near = difflib.get_close_matches(name, COMMANDS, n=1)

@@ -87,10 +87,10 @@ def _store(config: EngineConfig, groups: tuple[CacheGroup, ...]) -> StoreSpec | 
     return StoreSpec(config.storage, groups, identity, config.tensor_parallel_size)
 
 
-def build_runner(config: EngineConfig, topology: Topology) -> Runner:
-    """Load one rank."""
+def build_runner(config: EngineConfig, topology: Topology, target: Target | None = None) -> Runner:
+    """Load one rank, on the device that the configuration names or on one that was opened before."""
     began = time.perf_counter()
-    target = open_target(config, topology.rank)
+    target = target or open_target(config, topology.rank)
     if target.sharing > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // target.sharing))
     device, description = target.device, describe_model(config, target, topology.rank)

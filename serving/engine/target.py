@@ -10,6 +10,7 @@ from pagoda.hal.device import Backend, Device, StandsIn
 from pagoda.hal.discovery import choose, find
 from pagoda.hal.info import DeviceInfo
 from pagoda.hal.table import KernelPolicy, KernelTable
+from pagoda.ops import kernel_store
 from pagoda.ops.call_log import wrapper
 from pagoda.ops.table import candidates, kernel_table
 from pagoda.serving.engine.config import EngineConfig
@@ -45,6 +46,7 @@ def open_target(config: EngineConfig, rank: int = 0, *, plan_only: bool = False)
     first = int(which) if which.isdigit() else found.backend.describe(which).index if which else 0
     own = len(found.backend.devices()) >= first + config.tensor_parallel_size
     device = found.backend.open(first + rank if own else first)
+    kernel_store.use(device.info)
     wrap = None if config.kernel_log == "off" else wrapper(config.kernel_log, logging.getLogger("pagoda.kernels").info)
     table = kernel_table(found.backend, device.info, policy, wrap)
     return Target(found.backend, device, device.info, table, found.probe.message, 1 if own else config.tensor_parallel_size)
