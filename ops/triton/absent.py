@@ -33,7 +33,7 @@ def target_of(info: DeviceInfo) -> GPUTarget:
     raise DeviceError(f"{info.arch} was asked for; Triton compiles for sm… and gfx… without the device: build on the device itself")
 
 
-class AbsentDriver(DriverBase):
+class AbsentDriver(DriverBase):  # type: ignore[misc]
     """Compiles for `target`, knows `shared` bytes of shared memory a program, and launches nothing."""
 
     def __init__(self, target: GPUTarget, shared: int) -> None:

@@ -9,7 +9,7 @@ from triton import knobs
 from triton.runtime.cache import FileCacheManager
 
 
-class MovableCache(FileCacheManager):
+class MovableCache(FileCacheManager):  # type: ignore[misc]
     """As Triton's own, whose groups of files would hold the paths of the machine that compiled them."""
 
     def put_group(self, filename: str, group: dict[str, str]) -> str:

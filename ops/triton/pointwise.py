@@ -84,23 +84,28 @@ def _launch_norm(facts: NormFacts, packed: Any, x: torch.Tensor, residual: torch
 
 
 @triton.jit
+def _turn(base, i, c, s, mask, HALF: tl.constexpr, NEOX: tl.constexpr):
+    first = i if NEOX else 2 * i
+    second = i + HALF if NEOX else 2 * i + 1
+    a = tl.load(base + first, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(base + second, mask=mask, other=0.0).to(tl.float32)
+    tl.store(base + first, (a * c - b * s).to(base.dtype.element_ty), mask=mask)
+    tl.store(base + second, (b * c + a * s).to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _rope(q, k, cos, sin, q_t, q_h, k_t, k_h, cos_t, sin_t, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
           NEOX: tl.constexpr):  # fmt: skip
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, BLOCK)
     mask = i < HALF
-    if head < HEADS:
-        base = q + token * q_t + head * q_h
-    else:
-        base = k + token * k_t + (head - HEADS) * k_h
-    first = i if NEOX else 2 * i
-    second = i + HALF if NEOX else 2 * i + 1
     c = tl.load(cos + token * cos_t + i, mask=mask, other=0.0)
     s = tl.load(sin + token * sin_t + i, mask=mask, other=0.0)
-    a = tl.load(base + first, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(base + second, mask=mask, other=0.0).to(tl.float32)
-    tl.store(base + first, (a * c - b * s).to(q.dtype.element_ty), mask=mask)
-    tl.store(base + second, (b * c + a * s).to(q.dtype.element_ty), mask=mask)
+    # A pointer that comes out of a branch is more than AMD's compiler can follow.
+    if head < HEADS:
+        _turn(q + token * q_t + head * q_h, i, c, s, mask, HALF, NEOX)
+    else:
+        _turn(k + token * k_t + (head - HEADS) * k_h, i, c, s, mask, HALF, NEOX)
 
 
 class Rope(PlainKernel):

@@ -106,7 +106,7 @@ def test_the_command_from_build_to_clear(tmp_path: Path, capsys: pytest.CaptureF
     assert kernels.run(["clear", "--cache", got]) == 0
     assert kernels.run(["list", "--cache", got]) == 0
     assert "nothing is compiled" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="build|fetch|list|clear"):
+    with pytest.raises(ConfigError, match=r"build\|fetch\|list\|clear"):
         kernels.run(["bake"])
 
 
