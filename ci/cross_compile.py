@@ -229,10 +229,11 @@ HEAD = """# Kernels compiled for GPUs that are not here
 
 Made by `python ci/cross_compile.py --all` with Triton {version}; do not edit. A cell: different programs that were compiled, most shared
 memory of one, the kinds of matrix instructions found, and the largest stack of a thread where registers did not suffice. In brackets: it
-compiles, or not, but the backend does not offer it there, since its table of ways was not measured there. –: the device lacks what it needs.
+compiles, or not, but the backend does not offer it there, since its ways were not measured there. –: the device lacks what it needs.
 """
 NOTES = """
-Every program that is offered compiles, fits into the device's shared memory, and has matrix instructions where it multiplies numbers of 8 or 16 bits.
+Every program that is offered compiles, fits into the device's shared memory, and has matrix instructions where it multiplies numbers of 8
+or 16 bits.
 `docs/cross-compile.json` has the details: which functions keep what on a stack, and which instructions were found.
 """
 
