@@ -78,7 +78,7 @@ def main() -> int:
     bad = [f"{where}: {why} ({case})" for where, one in ones for why, case in one.problems.items() if one.offered]
     print("\n".join(bad) or f"what {len(results)} targets are offered compiles and is as it should be ({len(ones)} kernels)")
     if options.all:
-        _write(results)
+        _write(results, options.dtypes.split(","))
     return 1 if bad else 0
 
 
@@ -193,10 +193,10 @@ def _spilled(one: Compiled, text: str) -> int:
     return sum(int(size) for size in re.findall(r"STACK:(\d+)", told.stdout + told.stderr))
 
 
-def _write(results: dict[str, dict[str, Outcome]]) -> None:
+def _write(results: dict[str, dict[str, Outcome]], dtypes: list[str]) -> None:
     """Targets that were not asked for keep what is known of them."""
     known = json.loads(DATA.read_text())["targets"] if DATA.exists() else {}
-    rows = {target: {name: vars(one) for name, one in row.items()} for target, row in results.items()}
+    rows = {target: {"dtypes": dtypes, "kernels": {name: vars(one) for name, one in row.items()}} for target, row in results.items()}
     data = {"triton": triton.__version__, "targets": {name: (known | rows)[name] for name in TARGETS if name in known | rows}}
     DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(data), encoding="utf-8")
@@ -204,8 +204,9 @@ def _write(results: dict[str, dict[str, Outcome]]) -> None:
 
 def page(data: dict[str, Any]) -> str:
     """The document."""
-    targets = data["targets"]
-    lines = [HEAD.format(version=data["triton"]), f"| kernel | {' | '.join(targets)} |", "| --- |" + " --- |" * len(targets)]
+    targets = {target: row["kernels"] for target, row in data["targets"].items()}
+    dtypes = " and ".join(sorted({", ".join(row["dtypes"]) for row in data["targets"].values()}))
+    lines = [HEAD.format(version=data["triton"], dtypes=dtypes), f"| kernel | {' | '.join(targets)} |", "| --- |" + " --- |" * len(targets)]
     names = list(dict.fromkeys(name for row in targets.values() for name in row))
     lines += [f"| `{name}` | {' | '.join(_cell(row.get(name)) for row in targets.values())} |" for name in names]
     return "\n".join(lines) + "\n" + NOTES
@@ -227,9 +228,10 @@ def _short(instruction: str) -> str:
 
 HEAD = """# Kernels compiled for GPUs that are not here
 
-Made by `python ci/cross_compile.py --all` with Triton {version}; do not edit. A cell: different programs that were compiled, most shared
-memory of one, the kinds of matrix instructions found, and the largest stack of a thread where registers did not suffice. In brackets: it
-compiles, or not, but the backend does not offer it there, since its ways were not measured there. –: the device lacks what it needs.
+Made by `python ci/cross_compile.py --all` with Triton {version}, in {dtypes}; do not edit. A cell: different programs that were compiled,
+most shared memory of one, the kinds of matrix instructions found, and the largest stack of a thread where registers did not suffice. In
+brackets: it compiles, or not, but the backend does not offer it there, since its ways were not measured there. –: the device lacks what it
+needs.
 """
 NOTES = """
 Every program that is offered compiles, fits into the device's shared memory, and has matrix instructions where it multiplies numbers of 8
