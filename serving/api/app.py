@@ -63,6 +63,7 @@ def _openai_routes(service: Service, bodies: BodyReader) -> list[Route]:
         Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokens.info),
     ]
 
 
@@ -124,6 +125,7 @@ def _operations_routes(operations: Operations) -> list[Route]:
         Route("/metrics", operations.metrics),
         Route("/stats", operations.stats),
         Route("/server_info", operations.server_info),
+        Route("/openapi.json", operations.openapi),
         Route("/reset_prefix_cache", operations.reset_prefix_cache, methods=["POST"]),
     ]
 

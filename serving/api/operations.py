@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from pagoda.hal.errors import EngineDeadError, RequestError
+from pagoda.serving.api.openapi import document
 from pagoda.serving.api.service import Service
 from pagoda.serving.engine.messages import EngineStats
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -63,6 +64,10 @@ class Operations:
 
     async def server_info(self, request: Request) -> Response:
         return _json({"version": self._version, **self._settings, "engine": asdict(self._service.client.facts)})
+
+    async def openapi(self, request: Request) -> Response:
+        """The document of these endpoints."""
+        return _json(document(self._version))
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         self._service.check_open()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 import zmq
+from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.core import EngineCore
-from pagoda.serving.engine.wire import Abort, Call, Join, Leave, Submit, decode_to_engine, encode
+from pagoda.serving.engine.wire import Abort, Call, Join, Leave, Submit, ToEngine, decode_plain, decode_to_engine, encode
 from pagoda.serving.engine.wire_sink import WireSink, open_socket
 
+log = logging.getLogger("pagoda.engine")
 _OF_ADAPTERS = ("load_adapter", "unload_adapter")
 
 
@@ -28,7 +33,9 @@ class Listener:
 
     def _listen(self, socket: zmq.Socket[bytes]) -> None:
         while True:
-            match decode_to_engine(socket.recv()):
+            match self._read(socket.recv()):
+                case None:
+                    continue
                 case Submit(request):
                     self._sink.own(self._name, request.request_id)
                     self._core.submit(request)
@@ -43,6 +50,21 @@ class Listener:
                     return
                 case Leave(name):
                     self._leave(name)
+
+    def _read(self, message: bytes) -> ToEngine | None:
+        try:
+            return decode_to_engine(message)
+        except Exception as error:  # what one client sent must not make the engine deaf to all
+            log.error("a message of %d bytes cannot be read: %s", len(message), error)
+            self._refuse(message, error)
+            return None
+
+    def _refuse(self, message: bytes, error: Exception) -> None:
+        with contextlib.suppress(msgspec.DecodeError):
+            match decode_plain(message):
+                case [_, {"request_id": str(request_id)}]:
+                    self._sink.own(self._name, request_id)
+                    self._sink.rejected(request_id, RequestError(f"the engine cannot read this request: {error}"))
 
     def _call(self, number: int, method: str, arguments: dict[str, Any]) -> None:
         def done(future: Future[Any]) -> None:

@@ -73,8 +73,12 @@ class StructuredOutputsParams:
                 raise RequestError(f"{self.origin}.{name} is {type(value).__name__}; it must be a text", param=self.origin)
             if value is not None and len(value) > MAX_SOURCE:
                 raise RequestError(f"{self.origin}.{name} has {len(value)} characters; there may be {MAX_SOURCE}", param=self.origin)
+        for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, bool):
+                raise RequestError(f"{self.origin}.{name} is {type(value).__name__}; it must be true or false", param=self.origin)
         if self.choice is not None:
-            if not self.choice or not all(isinstance(text, str) and text for text in self.choice):
+            if not isinstance(self.choice, tuple) or not self.choice or not all(isinstance(text, str) and text for text in self.choice):
                 raise RequestError(f"{self.origin}.choice must be a list of texts, none of them empty", param=self.origin)
             if sum(map(len, self.choice)) > MAX_SOURCE:
                 raise RequestError(f"{self.origin}.choice has more than {MAX_SOURCE} characters", param=self.origin)

@@ -86,6 +86,7 @@ FromEngine = Deltas | Rejected | Answer | Adapters
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_plain = msgspec.msgpack.Decoder().decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 

@@ -118,6 +118,13 @@ async def test_errors_keep_their_class_and_field(client: ZmqClient) -> None:
     assert await ask(client, toy_request("c", PROMPT)) == dense_greedy(ToyModel(), PROMPT, 8)
 
 
+async def test_a_request_that_cannot_be_read_is_refused_and_the_engine_hears_the_next(client: ZmqClient) -> None:
+    with pytest.raises(RequestError, match="cannot read this request"):
+        await ask(client, toy_request("odd", PROMPT, 3, extra=5))
+    client._requests.send(b"\x00 no message at all")
+    assert await ask(client, toy_request("next", PROMPT)) == dense_greedy(ToyModel(), PROMPT, 8)
+
+
 async def test_aborts_free_the_pages(client: ZmqClient) -> None:
     left = client.generate(toy_request("left", PROMPT, 200))
     await anext(left)

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda.hal.errors import ConfigError, PagodaError
-from pagoda.serving.cli.bench.load import LoadOptions, arrivals, asks
+from pagoda.serving.cli.bench.load import LoadOptions, arrivals, asks, ramp
 from pagoda.serving.cli.bench.report import percentile, table
 from pagoda.serving.cli.bench.serve import Sample, ServeOptions, measure
+from pagoda.serving.cli.flags import Parser, build
 from pagoda.serving.cli.main import main
 from pagoda.serving.cli.remote import connect
 from toy_engine import ToyEngine
@@ -32,6 +33,37 @@ def test_arrivals_keep_the_rate_and_the_burstiness() -> None:
     assert mean(poisson) == pytest.approx(0.02, rel=0.05) and pstdev(poisson) == pytest.approx(0.02, rel=0.1)
     assert mean(smooth) == pytest.approx(0.02, rel=0.05) and pstdev(smooth) == pytest.approx(0.002, rel=0.1)
     assert arrivals(3, float("inf"), 1.0, 0) == [0, 0, 0]
+
+
+def test_a_ramp_ends_at_its_last_rate() -> None:
+    options = ServeOptions(ramp_up_strategy="linear", ramp_up_start_rps=10, ramp_up_end_rps=1000, burstiness=1000.0)
+    gaps = np.diff(options.times(2001, 0))
+    assert gaps[:20].mean() == pytest.approx(1 / 15, rel=0.1) and gaps[-100:].mean() == pytest.approx(1 / 975, rel=0.05)
+    assert ramp(3, 1, 100, True) == pytest.approx([1, 10, 100])
+
+
+def test_lengths_in_the_manner_of_sharegpt() -> None:
+    drawn = asks(LoadOptions(dataset="sharegpt", num_prompts=4000))
+    prompts, answers = [len(ask.prompt) for ask in drawn], [ask.output_len for ask in drawn]
+    # the mean of a log-normal, less what the longest length cuts off
+    assert mean(prompts) == pytest.approx(157, rel=0.08) and mean(answers) == pytest.approx(310, rel=0.08)
+    assert min(prompts) >= 4 and max(prompts) <= 1024 and np.median(prompts) < 0.75 * mean(prompts)
+    assert {ask.output_len for ask in asks(LoadOptions(dataset="sharegpt", num_prompts=9, sharegpt_output_len=7))} == {7}
+
+
+def test_the_peers_own_command_lines_are_understood() -> None:
+    parser = Parser("bench serve", "")
+    for config in (ServeOptions, LoadOptions):
+        parser.add_config(config)
+    line = (
+        "--base-url http://h --model m --endpoint /v1/chat/completions --dataset-name sharegpt --dataset-path f --sharegpt-output-len 9"
+        " --num-prompts 5 --request-rate inf --burstiness 0.5 --max-concurrency 3 --num-warmups 0 --temperature 0.5 --ignore-eos --seed 2"
+        " --goodput ttft:200 tpot:20 --metric-percentiles 50,99.9 --result-filename out.json"
+    )
+    values = parser.values(line.split())
+    options, load = build(ServeOptions, values), build(LoadOptions, values)
+    assert (options.is_chat, options.limits, options.percentiles, options.json) == (True, {"ttft": 200, "tpot": 20}, (50, 99.9), "out.json")
+    assert (load.dataset_path, load.drawn, load.sharegpt_output_len, load.num_prompts) == ("f", False, 9, 5)
 
 
 def test_random_prompts_have_the_asked_lengths_and_prefix() -> None:
@@ -67,7 +99,7 @@ async def run_against(engine: ToyEngine, load: LoadOptions = LOAD, **options: ob
 
 
 async def test_a_run_counts_tokens_and_times() -> None:
-    result = await run_against(ToyEngine(delay=0.01), goodput={"ttft": "10000", "tpot": "0.001"})
+    result = await run_against(ToyEngine(delay=0.01), goodput=("ttft=10000", "tpot:0.001"))
     assert (result["completed"], result["failed"], result["output_tokens"], result["input_tokens"]) == (6, 0, 30, 48)
     assert result["tpot_ms"]["p50"] >= 10 and result["ttft_ms"]["p50"] >= 10
     assert result["e2el_ms"]["p50"] >= 4 * 10 + result["ttft_ms"]["mean"] * 0.5
@@ -111,7 +143,7 @@ async def test_separators_in_a_text_do_not_cut_an_event() -> None:
 def test_goodput_asks_for_every_limit() -> None:
     sample = Sample(output_tokens=11, first=0.1, total=1.1)
     assert sample.per_token == pytest.approx(0.1)
-    assert sample.keeps({"ttft": "100", "tpot": "101"}) and not sample.keeps({"tpot": "99"}) and not sample.keeps({"e2el": "1000"})
+    assert sample.keeps({"ttft": 100, "tpot": 101}) and not sample.keeps({"tpot": 99}) and not sample.keeps({"e2el": 1000})
     assert not Sample(error="x").keeps({})
 
 
@@ -120,6 +152,9 @@ def test_goodput_asks_for_every_limit() -> None:
     [
         (["bench", "nonsense"], 2, "no benchmark 'nonsense'"),
         (["bench", "serve", "--goodput", "ttft=x"], 2, "one of ttft, tpot, e2el with milliseconds"),
+        (["bench", "serve", "--goodput", "ttft:5", "itl:5"], 2, "one of ttft, tpot, e2el with milliseconds"),
+        (["bench", "serve", "--ramp-up-strategy", "linear", "--ramp-up-start-rps", "1"], 2, "a ramp needs"),
+        (["bench", "serve", "--metric-percentiles", "50,101"], 2, "from 0 to 100"),
         (["bench", "serve", "--request-rate", "0"], 2, "must be above 0"),
         (["bench", "serve", "--num-prompts", "0"], 2, "must be at least 1"),
         (["bench", "serve", "--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1 does not answer"),

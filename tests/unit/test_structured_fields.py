@@ -48,6 +48,10 @@ async def test_a_field_reaches_the_engine(fields: dict[str, Any], expected: Stru
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"jsonn": {}}}, "structured_outputs", "no key 'jsonn'"),
         ({"guided_choice": []}, "guided_choice", "list of texts"),
+        ({"structured_outputs": {"choice": "ab"}}, "structured_outputs", "list of texts"),
+        ({"structured_outputs": {"json_object": 2147483648}}, "structured_outputs", "json_object is int; it must be true or false"),
+        ({"structured_outputs": {"regex": "a", "disable_any_whitespace": "x"}}, "structured_outputs", "disable_any_whitespace is str"),
+        ({"structured_outputs": {"regex": "a", "disable_additional_properties": []}}, "structured_outputs", "is list"),
     ],
 )
 async def test_a_wrong_field_is_refused(fields: dict[str, Any], param: str, message: str) -> None:

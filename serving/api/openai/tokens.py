@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`."""
+"""`POST /tokenize` and `POST /detokenize`, and `GET /tokenizer_info` for clients that score texts by them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 
 class Tokens:
-    """Both endpoints."""
+    """The endpoints."""
 
     def __init__(self, service: Service, bodies: BodyReader) -> None:
         self._service, self._bodies = service, bodies
@@ -48,3 +48,13 @@ class Tokens:
             raise RequestError(f"tokens holds the id {bad[0]}; ids go from 0 to {size - 1}", param="tokens")
         text = await self._service.off_loop(len(body.tokens), self._service.text.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
+
+    async def info(self, request: Request) -> Response:
+        """Special tokens by their names in tokenizer_config.json, and the chat template."""
+        text = self._service.text
+        special = dict(getattr(text.tokenizer, "special_tokens", {}))
+        if "eos_token" not in special and text.tokenizer.eos_ids:
+            special["eos_token"] = text.tokenizer.decode(text.tokenizer.eos_ids[:1], skip_special_tokens=False)
+        sources = getattr(text.template, "sources", {})
+        facts = {"model_max_length": self._service.client.facts.max_model_len, "vocab_size": text.tokenizer.vocab_size}
+        return Response(msgspec.json.encode({**special, **facts, "chat_template": sources.get("default")}), media_type="application/json")

@@ -12,6 +12,7 @@ KINDS = {
     "latency": "Time of one batch through the engine, alone.",
     "throughput": "Tokens a second with everything queued at once.",
     "serve": "A running server under load: rates, concurrency, time to first token, goodput.",
+    "perplexity": "How well a model foretells a text, in sliding windows.",
     "startup": "Time from process start to ready, and to the first token.",
     "compare-peers": "Other engines and Pagoda on the same checkpoint, by turns.",
 }

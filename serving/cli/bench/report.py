@@ -11,12 +11,12 @@ from typing import Any
 PERCENTILES = (50, 90, 95, 99)
 
 
-def summary(values: Sequence[float]) -> dict[str, float]:
+def summary(values: Sequence[float], percents: Sequence[float] = PERCENTILES) -> dict[str, float]:
     """Mean and percentiles; {} of nothing."""
     if not values:
         return {}
     ordered = sorted(values)
-    return {"mean": mean(ordered), **{f"p{p}": percentile(ordered, p) for p in PERCENTILES}, "max": ordered[-1]}
+    return {"mean": mean(ordered), **{f"p{p}": percentile(ordered, p) for p in percents}, "max": ordered[-1]}
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

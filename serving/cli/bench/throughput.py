@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import pagoda
-from pagoda.serving.cli.bench.load import RANDOM, LoadOptions, asks
+from pagoda.serving.cli.bench.load import LoadOptions, asks
 from pagoda.serving.cli.bench.report import table, write_json
 from pagoda.serving.cli.flags import Parser, build
 from pagoda.serving.cli.words import with_model
@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     options, load, config = build(ThroughputOptions, values), build(LoadOptions, values), build(EngineConfig, values)
     requests = asks(load)
     params = [
-        pagoda.SamplingParams(n=options.n, temperature=options.temperature, max_tokens=ask.output_len, ignore_eos=load.dataset == RANDOM)
+        pagoda.SamplingParams(n=options.n, temperature=options.temperature, max_tokens=ask.output_len, ignore_eos=load.drawn)
         for ask in requests
     ]
     with pagoda.LLM(**vars(config)) as llm:
