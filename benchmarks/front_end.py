@@ -20,6 +20,7 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -109,13 +110,14 @@ def null_engine(ids: list[int], vocab: int, rate: float, sink: Sink) -> Engine:
 
 def serve(rate: float) -> int:
     """The server's process: Pagoda's own text side and HTTP over the null engine."""
+    starter = import_module("front_end").null_engine  # by a name that the engine's process finds, which `__main__` is not
     path = str(resolve(MODEL))
     text = text_of(EngineConfig(model=path))
     ids = text.tokenizer.encode(TEXT, add_special_tokens=False)
     config = ServerConfig(host="127.0.0.1", port=0, disable_access_log=True)
 
     async def main() -> int:
-        client = await ZmqClient.start(partial(null_engine, ids, text.tokenizer.vocab_size, rate))
+        client = await ZmqClient.start(partial(starter, ids, text.tokenizer.vocab_size, rate))
         service = Service(client, text, ModelCard(("null",), path), config)
         return await Server(service, Addresses(bind(config), None), stats=False).run()
 

@@ -30,7 +30,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 
 def build_app(service: Service, settings: dict[str, Any] | None = None) -> Starlette:
@@ -164,7 +164,15 @@ async def _http(request: Request, error: Exception) -> Response:
     response = error_response(kind(f"{what} {request.method} {request.url.path}"), request.scope)
     response.status_code = error.status_code
     response.headers.update(error.headers or {})
+    if error.status_code == 405:
+        response.headers["Allow"] = ", ".join(sorted(_methods(request)))
     return response
+
+
+def _methods(request: Request) -> set[str]:
+    """Those of every route at this path: a path may have several, and the error names only the first one's."""
+    here = (route for route in request.app.routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE)
+    return {method for route in here for method in route.methods or ()}
 
 
 async def _gone(request: Request, error: Exception) -> Response:

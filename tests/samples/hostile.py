@@ -7,9 +7,12 @@ import copy
 import json
 import zlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from random import Random
 from typing import Any, NamedTuple
 
+import msgspec
+from pagoda.serving.api.openai.protocol import CompletionRequest
 from pagoda.serving.api.operations_table import FORM, JSON, OPERATIONS, Operation
 
 Body = dict[str, Any]
@@ -319,6 +322,10 @@ class Case(NamedTuple):
     media: str = JSON
 
 
+KINDS = {one.path: one.asks for one in OPERATIONS if one.asks is not None}
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate")
+
+
 def endpoints() -> list[Operation]:
     """Those that read a JSON body."""
     return [one for one in OPERATIONS if one.asks is not None and one.sent_as != FORM]
@@ -348,10 +355,40 @@ def encoded(body: Any) -> bytes:
 
 
 def _field(rng: Random, path: str, name: str) -> Case:
-    body = {**rng.choice(bases_of(path)), name: rng.choice(JUNK)}
+    """Half of the values have a type that the field may have, so that what reads them next is reached."""
+    kind = KINDS[path]
+    value = rng.choice(_fitting(kind, name) or JUNK) if rng.random() < 0.5 else rng.choice(JUNK)
+    body = {**rng.choice(bases_of(path)), name: value}
     if rng.random() < 0.3:
         body["stream"] = True
     return Case("field", path, encoded(body))
+
+
+def _setting(rng: Random, path: str) -> Case:
+    """Two fields of fitting types at once, in the endpoints that generate."""
+    path = path if path in GENERATING else rng.choice(GENERATING)
+    names = [one for one in KINDS[path].__struct_fields__ if one not in ("model", "previous_response_id")]
+    body = copy.deepcopy(rng.choice(bases_of(path)))
+    for name in rng.sample(names, 2):
+        body[name] = rng.choice(_fitting(KINDS[path], name) or (None,))
+    if path == "/inference/v1/generate":
+        name = rng.choice(CompletionRequest.__struct_fields__)
+        body["sampling_params"] = {"max_tokens": 3, name: rng.choice(_fitting(CompletionRequest, name) or (None,))}
+    return Case("setting", path, encoded(body))
+
+
+@cache
+def _fitting(kind: type[msgspec.Struct], name: str) -> tuple[Any, ...]:
+    """The junk that the field's type allows."""
+    wanted = next(one.type for one in msgspec.structs.fields(kind) if one.encode_name == name)
+    found = []
+    for value in JUNK:
+        try:
+            msgspec.convert(value, wanted, str_keys=True)
+        except (msgspec.ValidationError, UnicodeEncodeError):
+            continue
+        found.append(value)
+    return tuple(found)
 
 
 def _nested(rng: Random, path: str) -> Case:
@@ -541,5 +578,16 @@ def _declared(rng: Random, path: str) -> Case:
     return Case("declared", path, encoded(rng.choice(bases_of(path))), media)
 
 
-MAKERS: tuple[Callable[[Random, str], Case], ...] = (_nested, _bytes, _deep, _number, _structure, _template, _tools, _media, _declared)
-WEIGHTS = (30, 16, 8, 8, 14, 7, 7, 7, 3)
+MAKERS: tuple[Callable[[Random, str], Case], ...] = (
+    _nested,
+    _setting,
+    _bytes,
+    _deep,
+    _number,
+    _structure,
+    _template,
+    _tools,
+    _media,
+    _declared,
+)
+WEIGHTS = (30, 24, 16, 8, 8, 14, 7, 7, 7, 3)

@@ -148,6 +148,9 @@ async def test_wrong_method_and_media_type(toy):
     undeclared = await toy.http.post(CHAT, content=b"{}")
     assert (wrong.status_code, wrong.json()["error"]["type"]) == (405, "invalid_request_error")
     assert form.status_code == undeclared.status_code == 415
+    assert wrong.headers["allow"] == "POST"
+    both = await toy.http.put("/v1/responses/resp_1")
+    assert (both.status_code, both.headers["allow"]) == (405, "DELETE, GET, HEAD")
 
 
 async def test_large_bodies_are_refused():
