@@ -57,6 +57,7 @@ def check(where: str, examples: int, seed: int, folder: Path) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
+        cwd=folder,  # where it keeps what it found
     )
     found = json.loads(report.read_text()) if report.exists() else {}
     return {"exit_code": done.returncode, "printed": done.stdout[-6000:], "errors": done.stderr[-2000:], "report": found}
