@@ -148,8 +148,9 @@ static void int_tile(const int16_t* x, int64_t ldx, const float* xs, IntPanel pa
     for (int n = 0; n < 2; n++) _mm512_storeu_ps(c + r * GROUP + n * W, acc[r][n]);
 }
 
-// All rows, from inner span `span` on, with one panel.
-static void int_multiply(const IntRows& in, int64_t rows, int64_t span, IntPanel panel, int64_t spans, float* c, bool add) {
+// All rows, from inner span `span` on, with one panel; `done(row, rows)` after each tile.
+template <class F>
+static void int_multiply(const IntRows& in, int64_t rows, int64_t span, IntPanel panel, int64_t spans, float* c, bool add, F done) {
   int64_t pieces = (rows + 5) / 6, ldx = in.spans * SPAN;
   for (int64_t piece = 0; piece < pieces; piece++) {
     int64_t m = rows * piece / pieces, count = rows * (piece + 1) / pieces - m;
@@ -164,6 +165,7 @@ static void int_multiply(const IntRows& in, int64_t rows, int64_t span, IntPanel
       case 5: int_tile<5>(x, ldx, xs, panel, spans, target, add); break;
       default: int_tile<6>(x, ldx, xs, panel, spans, target, add);
     }
+    done(m, count);
   }
 }
 
@@ -190,9 +192,12 @@ static void int_part(const IntShape& s, const Panels& panels, int64_t step, cons
       for (int64_t k = 0; k < s.inner; k += step) {
         int64_t depth = s.inner - k < step ? s.inner - k : step;
         panels(n, k, depth, panel);
-        int_multiply(mine, count, k / SPAN, panel, (depth + SPAN - 1) / SPAN, sums, k > 0);
+        bool final = k + step >= s.inner;
+        // Results are written tile by tile: their way to memory passes beside the next tile.
+        int_multiply(mine, count, k / SPAN, panel, (depth + SPAN - 1) / SPAN, sums, k > 0, [&](int64_t r, int64_t some) {
+          if (final) emit(s.bias, s.outer, some, n * GROUP, GROUP, sums + r * GROUP, GROUP, out + (m + r) * out_stride, out_stride);
+        });
       }
-      emit(s.bias, s.outer, count, n * GROUP, GROUP, sums, GROUP, out + m * out_stride, out_stride);
     }
   }
 }
