@@ -50,6 +50,7 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         _native("rope", "NativeRope"),
         _native("write_kv", "NativeWriteKv", _kv_dtype),
         _native("paged_attention", "NativeAttention", _kv_dtype, _no_bias, _pairs("head_dim")),
+        _prompt_attention_kernel(),
         _native("sample", "NativeSample"),
     )
 
@@ -70,6 +71,12 @@ def _prompt_kernel() -> Kernel:
     kernel = _native("gemm", "NativeGemmPrompt", _pairs("in_features"))
     claims = _CLAIMS - {"batch_invariant"}
     return replace(kernel, name="native_prompt", needs=needs, packed_bytes=_gemm_bytes, rank=15.0, claims=claims, layout="columns")
+
+
+def _prompt_attention_kernel() -> Kernel:
+    kernel = _native("paged_attention", "NativeAttentionPrompt", _kv_dtype, _no_bias, _pairs("head_dim"))
+    claims, needs = _CLAIMS - {"batch_invariant"}, replace(kernel.needs, archs=_DOT_ARCHS)
+    return replace(kernel, name="native_prompt", needs=needs, rank=15.0, claims=claims, eps=_PANEL_EPS)
 
 
 def _table_kernels() -> tuple[Kernel, Kernel]:

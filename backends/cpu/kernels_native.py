@@ -196,13 +196,14 @@ class _PagedKernel(PlainKernel):
     """What `write_kv` and `paged_attention` share: the layer's facts, and its pages as a structure."""
 
     facts: AttentionFacts
+    any_order = False
 
     def __init__(self, facts: AttentionFacts, native: Native | None = None) -> None:
         super().__init__(facts)
         self._native = native or load()
         self._args = AttentionArgs(
             TYPES[facts.dtype], PAGE_TYPES[facts.kv_dtype], facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.v_dim,
-            facts.page_size, int(facts.causal), facts.window or 0, facts.chunk or 0, facts.scale, facts.softcap or 0.0,
+            facts.page_size, int(facts.causal), self.any_order, facts.window or 0, facts.chunk or 0, facts.scale, facts.softcap or 0.0,
         )  # fmt: skip
         self._handle = ctypes.addressof(self._args)
         self._pages: dict[Any, PagesArgs] = {}
@@ -286,6 +287,12 @@ class NativeAttention(_PagedKernel):
             None if wide_sinks is None else wide_sinks.data_ptr(), None if wide_slopes is None else wide_slopes.data_ptr(), _threads(),
         )  # fmt: skip
         return out
+
+
+class NativeAttentionPrompt(NativeAttention):
+    """The same, by sums of integers where a request brings many rows."""
+
+    any_order = True
 
 
 def _float32(x: torch.Tensor | None) -> torch.Tensor | None:

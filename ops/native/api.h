@@ -28,10 +28,11 @@ struct PgQuant {
   int32_t any_order;   // as in PgGemm
 };
 
-// Static facts of an attention layer. window, chunk: 0 for none. softcap: 0 for none.
+// Static facts of an attention layer. window, chunk: 0 for none. softcap: 0 for none. any_order: results may depend on the company of a row.
 struct PgAttention {
   int32_t type, kv_type;
   int32_t heads, kv_heads, dim, v_dim, page_size, causal;
+  int32_t any_order;
   int64_t window, chunk;
   float scale, softcap;
 };

@@ -6,6 +6,8 @@
 #pragma once
 
 #include "api.h"
+#include "attention_int.h"
+#include "attention_pack.h"
 #include "microkernel.h"
 #include "pointwise.h"
 #include "scratch.h"
@@ -14,6 +16,8 @@ namespace PG_ISA {
 
 constexpr int64_t KEYS = 256;      // keys of a block
 constexpr int64_t TILE_ROWS = 96;  // rows (tokens times heads of a group) of a task
+constexpr int64_t INT_TILE_ROWS = 192;  // of one that is computed in integers
+constexpr int64_t INT_ROWS = 24;        // rows from which that pays
 constexpr int64_t MOST_KEPT = 8 << 20;  // bytes of blocks' results that wait to be joined
 
 // Query, key and value as the products want them: bfloat16 pairs where the machine multiplies those and both sides are, else float32.
@@ -22,6 +26,9 @@ struct Tiles {
   typedef typename K::A E;
   E *q, *keys, *values, *weights;
   float *logits, *part, *out, *top, *sum;
+#if PG_DOT8
+  IntTiles ints;
+#endif
 };
 
 struct Shape {
@@ -51,148 +58,6 @@ static Tiles<K> carve(const Shape& s, int64_t rows) {
   t.top = (float*)(base + offset[7]);
   t.sum = (float*)(base + offset[8]);
   return t;
-}
-
-PG_INLINE void assign(float* to, float from) { *to = from; }
-PG_INLINE void assign(float* to, bf16 from) { *to = to_float(from); }
-PG_INLINE void assign(bf16* to, bf16 from) { *to = from; }
-PG_INLINE void assign(bf16* to, float from) { put(to, from); }
-
-typedef int8_t vc __attribute__((vector_size(PG_W)));
-
-// Numbers of a head as int8, and after them the scale of all, float32: x ≈ code · scale, the largest has code ±127.
-template <class Q>
-PG_INLINE void shrink(const Q* from, int64_t dim, int8_t* to) {
-  vf top = {};
-  for (int64_t d = 0; d < dim; d += W) {
-    vf x = load_some(from + d, dim - d);
-    top = vmax(top, vmax(x, -x));
-  }
-  float largest = max(top), scale = largest / 127.0f, inverse = largest > 0 ? 127.0f / largest : 0.0f;
-  for (int64_t d = 0; d < dim; d += W) {
-    vf x = vmin(vmax(load_some(from + d, dim - d) * inverse, splat(-127.0f)), splat(127.0f));
-    vc codes = __builtin_convertvector((vi)(x + 12582912.0f) - 0x4b400000, vc);  // rounds to the nearest
-    memcpy(to + d, &codes, dim - d < W ? dim - d : W);
-  }
-  memcpy(to + dim, &scale, 4);
-}
-
-PG_INLINE void widen(const int8_t* from, int64_t dim, float* to) {
-  float scale;
-  memcpy(&scale, from + dim, 4);
-  int64_t d = 0;
-  for (; d + W <= dim; d += W) store(to + d, __builtin_convertvector(load_as<vc>(from + d), vf) * scale);
-  for (; d < dim; d++) to[d] = (float)from[d] * scale;
-}
-
-// Keys [count][dim] → groups of 32 keys, [dim / STEP][32][STEP].
-template <class K, class T>
-PG_INLINE void pack_keys_plain(const T* const* rows, int64_t count, int64_t dim, typename K::A* out) {
-  for (int64_t j = 0; j < count; j++) {
-    typename K::A* column = out + j / GROUP * GROUP * dim + j % GROUP * K::STEP;
-    for (int64_t d = 0; d < dim; d += K::STEP)
-      for (int p = 0; p < K::STEP; p++) assign(column + d * GROUP + p, rows[j][d + p]);
-  }
-}
-
-#if PG_W == 16
-// Sixteen vectors of sixteen words, rows become columns.
-PG_INLINE void transpose16(__m512i (&r)[16]) {
-  __m512i t[16];
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  for (int i = 0; i < 4; i++)
-    for (int h = 0; h < 2; h++) {
-      t[h * 8 + i] = _mm512_shuffle_i32x4(r[h * 8 + i], r[h * 8 + 4 + i], 0x88);
-      t[h * 8 + 4 + i] = _mm512_shuffle_i32x4(r[h * 8 + i], r[h * 8 + 4 + i], 0xdd);
-    }
-  for (int i = 0; i < 8; i++) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-  }
-}
-
-// `words` 32-bit words of each of sixteen rows, a multiple of sixteen, to columns `ld` words apart. WIDEN: rows are bfloat16, words float32.
-template <bool WIDEN>
-PG_INLINE void pack_sixteen(const void* const* rows, int64_t words, uint32_t* out, int64_t ld) {
-  for (int64_t w = 0; w < words; w += 16) {
-    __m512i r[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++)
-      r[i] = WIDEN ? (__m512i)load((const bf16*)rows[i] + w) : _mm512_loadu_si512((const uint32_t*)rows[i] + w);
-    transpose16(r);
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) _mm512_storeu_si512(out + (w + i) * ld, r[i]);
-  }
-}
-#endif
-
-template <class K, class T>
-static void pack_keys(const T* const* rows, int64_t count, int64_t dim, typename K::A* out) {
-#if PG_W == 16
-  constexpr bool widen = sizeof(T) == 2 && K::STEP == 1;
-  int64_t words = dim / K::STEP;
-  if ((sizeof(T) == sizeof(typename K::A) || widen) && words % 16 == 0) {
-    for (int64_t j = 0; j < count; j += 16) {
-      const void* sixteen[16];
-      for (int i = 0; i < 16; i++) sixteen[i] = rows[j + i < count ? j + i : count - 1];
-      uint32_t* column = (uint32_t*)(out + j / GROUP * GROUP * dim) + j % GROUP;
-      pack_sixteen<widen>(sixteen, words, column, GROUP);
-    }
-    return;
-  }
-#endif
-  pack_keys_plain<K>(rows, count, dim, out);
-}
-
-// Asks for rows [first, last) of `bytes` bytes each.
-template <class T>
-PG_INLINE void fetch(const T* const* rows, int64_t first, int64_t last, int64_t count, int64_t bytes) {
-  for (int64_t j = first; j < last && j < count; j++)
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)rows[j] + at);
-}
-
-// Values [count][v_dim] → groups of 32 columns, `ld` keys long, [ld / STEP][32][STEP]; up to `padded`, zeros where there is no key or no column.
-template <class K, class T>
-static void pack_values(const T* const* rows, int64_t count, int64_t padded, int64_t ld, int64_t v_dim, int64_t v_groups, typename K::A* out) {
-  typedef typename K::A E;
-  for (int64_t j = 0; j < padded; j += K::STEP)
-    for (int64_t g = 0; g < v_groups; g++) {
-      E* target = out + (g * ld + j) * GROUP;
-      int64_t columns = v_dim - g * GROUP < GROUP ? v_dim - g * GROUP : GROUP;
-#if PG_DOT16 && PG_W == 16
-      if (K::STEP == 2 && sizeof(T) == 2 && columns == GROUP) {
-        __m512i a = j < count ? _mm512_loadu_si512(rows[j] + g * GROUP) : _mm512_setzero_si512();
-        __m512i b = j + 1 < count ? _mm512_loadu_si512(rows[j + 1] + g * GROUP) : _mm512_setzero_si512();
-        __m512i low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);
-        __m512i first = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high);
-        __m512i second = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), high);
-        _mm512_storeu_si512(target, first);
-        _mm512_storeu_si512(target + GROUP, second);
-        continue;
-      }
-#endif
-      if (K::STEP == 1 && columns == GROUP && j < count) {
-        for (int64_t c = 0; c < GROUP; c += W) store((float*)target + c, load(rows[j] + g * GROUP + c));
-        continue;
-      }
-      for (int64_t c = 0; c < GROUP; c++)
-        for (int p = 0; p < K::STEP; p++) {
-          bool there = j + p < count && c < columns;
-          if (there)
-            assign(target + c * K::STEP + p, rows[j + p][g * GROUP + c]);
-          else
-            target[c * K::STEP + p] = E(0);
-        }
-    }
 }
 
 // Keys that the query at `position` sees: [low, high).
@@ -266,6 +131,24 @@ struct Attention {
       }
   }
 
+  // Memory for a task, its queries in place.
+  Tiles<K> prepare(const Task& t) const {
+    int64_t rows = t.tokens * s.group;
+    Tiles<K> tiles = carve<K>(s, rows);
+#if PG_DOT8
+    if (integers(rows)) {
+      tiles.ints = carve_int(rows, s.dim, s.v_groups, KEYS);
+      for (int64_t r = 0; r < rows; r++) {
+        const Q* from = q + (t.first + r / s.group) * q_token + (t.head * s.group + r % s.group) * q_head;
+        int_row(from, s.dim, tiles.ints.q.x + r * tiles.ints.q.spans * SPAN, tiles.ints.q.scale + r * tiles.ints.q.spans);
+      }
+      return tiles;
+    }
+#endif
+    load_queries(t, tiles);
+    return tiles;
+  }
+
   // Row addresses of keys [low, high) of a request.
   void rows_of(const Task& t, int64_t low, int64_t high, const T** k, const T** v) const {
     const int32_t* table = batch->table + t.request * batch->table_stride;
@@ -314,26 +197,72 @@ struct Attention {
     int64_t count = high - from, padded = (count + GROUP - 1) / GROUP * GROUP, rows = t.tokens * s.group;
     rows_of(t, from + first, high, k + first, v + first);
     for (int64_t j = 0; j < first; j++) k[j] = k[first], v[j] = v[first];
-    int64_t k_bytes = s.dim * (int64_t)sizeof(T) + tail, v_bytes = s.v_dim * (int64_t)sizeof(T) + tail;
-    fetch(k, 0, 2 * GROUP, count, k_bytes);
-    for (int64_t j = 0; j < count; j += GROUP) {  // rows of a head are apart from each other in memory: nothing else fetches them early
-      fetch(k, j + 2 * GROUP, j + 3 * GROUP, count, k_bytes);
-      fetch(v, j, j + GROUP, count, v_bytes);
-      pack_key_group(k, j, count - j, s, tiles);
-    }
+#if PG_DOT8
+    if (integers(rows)) return int_block(t, from, high, k, v, tiles, part, top, sum);
+#endif
+    each_group(k, v, count, [&](int64_t j) { pack_key_group(k, j, count - j, s, tiles); });
     multiply<K>(rows, padded / GROUP, tiles.q, s.dim, tiles.keys, GROUP * s.dim, s.dim, tiles.logits, KEYS, false);
-    for (int64_t i = 0; i < t.tokens; i++) {
-      Span seen(s.f, t.position + i, t.length);
-      int64_t a = seen.low > from ? seen.low - from : 0, b = seen.high < high ? seen.high - from : count;
-      for (int64_t g = 0; g < s.group; g++) {
-        int64_t r = i * s.group + g;
-        float slope = slopes ? slopes[t.head * s.group + g] : 0.0f;
-        soften(s.f, tiles.logits + r * KEYS, tiles.weights + r * KEYS, a, b, padded, slope, (float)(t.position + i - from), top + r, sum + r);
-      }
-    }
+    each_row(t, from, high, [&](int64_t r, int64_t a, int64_t b, float slope, float far) {
+      soften(s.f, tiles.logits + r * KEYS, tiles.weights + r * KEYS, a, b, padded, slope, far, top + r, sum + r);
+    });
     pack_all_values(v, count, padded, s, tiles);
     multiply<K>(rows, s.v_groups, tiles.weights, KEYS, tiles.values, GROUP * padded, padded, part, s.ldv(), false);
   }
+
+  // do(j) for each group of 32 keys. Rows of a head are apart from each other in memory: nothing else fetches them early.
+  template <class F>
+  void each_group(const T* const* k, const T* const* v, int64_t count, F body) const {
+    int64_t k_bytes = s.dim * (int64_t)sizeof(T) + tail, v_bytes = s.v_dim * (int64_t)sizeof(T) + tail;
+    fetch(k, 0, 2 * GROUP, count, k_bytes);
+    for (int64_t j = 0; j < count; j += GROUP) {
+      fetch(k, j + 2 * GROUP, j + 3 * GROUP, count, k_bytes);
+      fetch(v, j, j + GROUP, count, v_bytes);
+      body(j);
+    }
+  }
+
+  // do(row, first key, last key, slope, distance of key 0) for all rows of a task, keys counted from `from`.
+  template <class F>
+  void each_row(const Task& t, int64_t from, int64_t high, F body) const {
+    for (int64_t i = 0; i < t.tokens; i++) {
+      Span seen(s.f, t.position + i, t.length);
+      int64_t a = seen.low > from ? seen.low - from : 0, b = (seen.high < high ? seen.high : high) - from;
+      for (int64_t g = 0; g < s.group; g++)
+        body(i * s.group + g, a, b, slopes ? slopes[t.head * s.group + g] : 0.0f, (float)(t.position + i - from));
+    }
+  }
+
+#if PG_DOT8
+  // Whether a task with so many rows is computed in integers.
+  bool integers(int64_t rows) const { return s.f->any_order && rows >= INT_ROWS && !(K::STEP == 2); }
+
+  void int_block(const Task& t, int64_t from, int64_t high, const T* const* k, const T* const* v, const Tiles<K>& tiles, float* part, float* top,
+                 float* sum) const {
+    int64_t count = high - from, padded = (count + SPAN - 1) / SPAN * SPAN, rows = t.tokens * s.group, spans = tiles.ints.q.spans;
+    const IntTiles& to = tiles.ints;
+    auto none = [](int64_t, int64_t) {};
+    each_group(k, v, count, [&](int64_t j) {
+      IntPanel panel{to.keys.w + j * spans * SPAN, to.keys.scale + j * spans};
+      int64_t some = count - j < GROUP ? count - j : GROUP;
+      if constexpr (sizeof(T) == 1)
+        int_keys(widened(k + j, some, s.dim), some, s.dim, panel);
+      else
+        int_keys(k + j, some, s.dim, panel);
+      int_multiply(to.q, rows, 0, panel, spans, tiles.logits + j, KEYS, false, none);
+    });
+    each_row(t, from, high, [&](int64_t r, int64_t a, int64_t b, float slope, float far) {
+      soften_int(s.f, tiles.logits + r * KEYS, to.weights.x + r * KEYS, a, b, padded, slope, far, top + r, sum + r);
+    });
+    for (int64_t g = 0; g < s.v_groups; g++) {
+      IntPanel panel = to.values;
+      for (int64_t j = 0; j < count; j += SPAN, panel.w += SPAN * GROUP, panel.scale += GROUP) {
+        int64_t some = count - j < SPAN ? count - j : SPAN;
+        int_values(v + j, some, g * GROUP, s.v_dim, panel);
+      }
+      int_multiply(to.weights, rows, 0, to.values, padded / SPAN, part + g * GROUP, s.ldv(), false, none);
+    }
+  }
+#endif
 
   // Adds a block's result to the running one.
   void merge(int64_t rows, float* out, float* top, float* sum, const float* part, const float* part_top, const float* part_sum) const {
@@ -377,9 +306,8 @@ struct Attention {
 
   void whole(const Task& t) const {
     int64_t rows = t.tokens * s.group, low, high;
-    Tiles<K> tiles = carve<K>(s, rows);
+    Tiles<K> tiles = prepare(t);
     float* stats = (float*)scratch<3>(2 * rows * sizeof(float));
-    load_queries(t, tiles);
     begin(rows, tiles.out, tiles.top, tiles.sum);
     span(t, &low, &high);
     for (int64_t start = low / KEYS * KEYS; start < high; start += KEYS) {
@@ -394,8 +322,7 @@ struct Attention {
 
   void piece(const Task& t, int64_t start, float* result) const {
     int64_t rows = t.tokens * s.group, low, high;
-    Tiles<K> tiles = carve<K>(s, rows);
-    load_queries(t, tiles);
+    Tiles<K> tiles = prepare(t);
     span(t, &low, &high);
     float* top = result + rows * s.ldv();
     block(t, start, low, high < start + KEYS ? high : start + KEYS, tiles, result, top, top + rows);
@@ -412,7 +339,10 @@ struct Attention {
     finish(t, tiles.out, tiles.top, tiles.sum);
   }
 
-  int64_t tokens_per_task() const { return s.group < TILE_ROWS ? TILE_ROWS / s.group : 1; }
+  int64_t tokens_per_task() const {
+    int64_t most = s.f->any_order ? INT_TILE_ROWS : TILE_ROWS;
+    return s.group < most ? most / s.group : 1;
+  }
 
   Task task(int64_t request, int64_t head, int64_t index) const {
     int64_t start = batch->query_start[request], end = batch->query_start[request + 1], length = batch->seq_lens[request];

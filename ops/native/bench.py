@@ -72,7 +72,9 @@ def blocks(native: Native, inner: int, outer: int, rows: int, kind: str = "Q4_1"
     return f"{kind} {rows:5d} × {inner} × {outer}: {size / seconds / 1e9:6.1f} GB/s {2 * inner * outer * rows / seconds / 1e9:7.1f} GFLOP/s"
 
 
-def attention(native: Native, segments: list[tuple[int, int]], heads: tuple[int, int] = (9, 3), dim: int = 64, page: int = 16) -> str:
+def attention(
+    native: Native, segments: list[tuple[int, int]], heads: tuple[int, int] = (9, 3), dim: int = 64, page: int = 16, any_order: bool = True
+) -> str:
     """One line: bfloat16 attention for `(query tokens, keys)` segments, in GB/s of pages and GFLOP/s of unmasked products."""
     pages = sum(-(-keys // page) for _, keys in segments)
     pool = torch.randn(pages + 1, 2, page, heads[1], dim).bfloat16()
@@ -84,7 +86,7 @@ def attention(native: Native, segments: list[tuple[int, int]], heads: tuple[int,
     starts = torch.tensor([0, *(q for q, _ in segments)]).cumsum(0).int()
     lengths = torch.tensor([keys for _, keys in segments]).int()
     q, out = torch.randn(tokens, heads[0], dim).bfloat16(), torch.empty(tokens, heads[0], dim, dtype=torch.bfloat16)
-    facts = AttentionArgs(1, 1, *heads, dim, dim, page, 1, 0, 0, dim**-0.5, 0.0)
+    facts = AttentionArgs(1, 1, *heads, dim, dim, page, 1, any_order, 0, 0, dim**-0.5, 0.0)
     batch = BatchArgs(starts.data_ptr(), lengths.data_ptr(), table.data_ptr(), width, len(segments))
     k, v = pool[:, 0], pool[:, 1]
     where = PagesArgs(k.data_ptr(), v.data_ptr(), *k.stride()[:3], *v.stride()[:3])

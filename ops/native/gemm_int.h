@@ -107,13 +107,13 @@ struct DensePanels {
 
 // c[R][32] (+)= x · panel.
 template <int R>
-static void int_tile(const int16_t* x, int64_t ldx, const float* xs, IntPanel panel, int64_t spans, float* c, bool add) {
+static void int_tile(const int16_t* x, int64_t ldx, const float* xs, IntPanel panel, int64_t spans, float* c, int64_t ldc, bool add) {
   const int16_t* w = panel.w;
   const float* ws = panel.scale;
   __m512 acc[R][2];
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++)
-    for (int n = 0; n < 2; n++) acc[r][n] = add ? _mm512_loadu_ps(c + r * GROUP + n * W) : _mm512_setzero_ps();
+    for (int n = 0; n < 2; n++) acc[r][n] = add ? _mm512_loadu_ps(c + r * ldc + n * W) : _mm512_setzero_ps();
   const int16_t* row[R];
   for (int r = 0; r < R; r++) row[r] = x + r * ldx;
   for (int64_t s = 0; s < spans; s++, xs++, w += SPAN * GROUP, ws += GROUP) {
@@ -145,25 +145,26 @@ static void int_tile(const int16_t* x, int64_t ldx, const float* xs, IntPanel pa
   }
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++)
-    for (int n = 0; n < 2; n++) _mm512_storeu_ps(c + r * GROUP + n * W, acc[r][n]);
+    for (int n = 0; n < 2; n++) _mm512_storeu_ps(c + r * ldc + n * W, acc[r][n]);
 }
 
 // All rows, from inner span `span` on, with one panel; `done(row, rows)` after each tile.
 template <class F>
-static void int_multiply(const IntRows& in, int64_t rows, int64_t span, IntPanel panel, int64_t spans, float* c, bool add, F done) {
+static void int_multiply(const IntRows& in, int64_t rows, int64_t span, IntPanel panel, int64_t spans, float* c, int64_t ldc, bool add,
+                         F done) {
   int64_t pieces = (rows + 5) / 6, ldx = in.spans * SPAN;
   for (int64_t piece = 0; piece < pieces; piece++) {
     int64_t m = rows * piece / pieces, count = rows * (piece + 1) / pieces - m;
     const int16_t* x = in.x + m * ldx + span * SPAN;
     const float* xs = in.scale + m * in.spans + span;
-    float* target = c + m * GROUP;
+    float* target = c + m * ldc;
     switch (count) {
-      case 1: int_tile<1>(x, ldx, xs, panel, spans, target, add); break;
-      case 2: int_tile<2>(x, ldx, xs, panel, spans, target, add); break;
-      case 3: int_tile<3>(x, ldx, xs, panel, spans, target, add); break;
-      case 4: int_tile<4>(x, ldx, xs, panel, spans, target, add); break;
-      case 5: int_tile<5>(x, ldx, xs, panel, spans, target, add); break;
-      default: int_tile<6>(x, ldx, xs, panel, spans, target, add);
+      case 1: int_tile<1>(x, ldx, xs, panel, spans, target, ldc, add); break;
+      case 2: int_tile<2>(x, ldx, xs, panel, spans, target, ldc, add); break;
+      case 3: int_tile<3>(x, ldx, xs, panel, spans, target, ldc, add); break;
+      case 4: int_tile<4>(x, ldx, xs, panel, spans, target, ldc, add); break;
+      case 5: int_tile<5>(x, ldx, xs, panel, spans, target, ldc, add); break;
+      default: int_tile<6>(x, ldx, xs, panel, spans, target, ldc, add);
     }
     done(m, count);
   }
@@ -194,7 +195,7 @@ static void int_part(const IntShape& s, const Panels& panels, int64_t step, cons
         panels(n, k, depth, panel);
         bool final = k + step >= s.inner;
         // Results are written tile by tile: their way to memory passes beside the next tile.
-        int_multiply(mine, count, k / SPAN, panel, (depth + SPAN - 1) / SPAN, sums, k > 0, [&](int64_t r, int64_t some) {
+        int_multiply(mine, count, k / SPAN, panel, (depth + SPAN - 1) / SPAN, sums, GROUP, k > 0, [&](int64_t r, int64_t some) {
           if (final) emit(s.bias, s.outer, some, n * GROUP, GROUP, sums + r * GROUP, GROUP, out + (m + r) * out_stride, out_stride);
         });
       }

@@ -64,7 +64,7 @@ class AttentionArgs(Structure):
     """`PgAttention`: static facts of a layer."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("type", "kv_type", "heads", "kv_heads", "dim", "v_dim", "page_size", "causal")),
+        *((name, c_int32) for name in ("type", "kv_type", "heads", "kv_heads", "dim", "v_dim", "page_size", "causal", "any_order")),
         *((name, c_int64) for name in ("window", "chunk")),
         *((name, c_float) for name in ("scale", "softcap")),
     )

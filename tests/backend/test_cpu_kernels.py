@@ -77,6 +77,40 @@ def test_products_match_oracle_on_every_instruction_set(name: str, isa: str) -> 
         assert not report.failures, str(report)
 
 
+@pytest.mark.parametrize("isa", [isa for isa in here() if isa in ("avx512bf16", "avx512vnni")])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float32", "int8"])
+def test_prompts_attend_in_integers_as_the_oracle_does(kv_dtype: str, isa: str) -> None:
+    """Several blocks of keys and tiles of rows, heads of odd widths, windows, sinks, slopes and caps; few rows beside many."""
+    kernel = KERNELS["paged_attention=native_prompt"]
+    gen = torch.Generator().manual_seed(5)
+    for extra in ({}, {"window": 100}, {"sinks": True, "softcap": 5.0}, {"alibi": True}):
+        for heads, dim in (((6, 2), 64), ((7, 1), 24), ((8, 2), 66), ((2, 2), 128)):
+            facts = facts_of("float32", heads, dim, kv_dtype=kv_dtype, **extra)
+            case = attention_case(gen, facts, "prompts", [(300, 700), (1, 30), (20, 40), (97, 97)], layout="pool")
+            out = ForIsa(**{**vars(kernel), "name": isa}).load(facts).run(*case.args).double()
+            expected = ALL_OPS["paged_attention"].oracle(case)
+            error = (out - expected).abs()
+            assert error.max() < 2**-8 and error.norm() < 2**-11 * expected.norm(), (extra, heads, dim)
+            assert isa != "avx512vnni" or error.max() > 2**-13, "not in integers"
+
+
+def test_attention_in_integers_keeps_what_is_not_finite() -> None:
+    """A query or a key that is no number makes those tokens that see it no numbers, and nobody else."""
+    facts = facts_of("float32", (6, 2), 64)
+    kernel = KERNELS["paged_attention=native_prompt"].load(facts)
+    for poison in ("query", "key"):
+        case = attention_case(torch.Generator().manual_seed(6), facts, "poison", [(90, 90), (80, 80)], layout="pool")
+        q, k, _, batch, *_ = case.args
+        if poison == "query":
+            q[40, 3, 7] = float("nan")
+        else:
+            size = k.shape[1]
+            k[batch.block_table[0, 40 // size], 40 % size, 1, 7] = float("nan")
+        out = kernel.run(*case.args)
+        bad = ~out.isfinite().all(-1)
+        assert bad[40, 3] and not bad[90:].any() and not bad[:40].any() and bad[40:90, 3:].all() == (poison == "key")
+
+
 @pytest.mark.parametrize("isa", [isa for isa in ISAS if isa in here()])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_super_blocks_match_oracle_on_every_instruction_set(isa: str, dtype: str) -> None:
