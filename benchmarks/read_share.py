@@ -58,6 +58,13 @@ class Counted:
             self._read.weights += kept
         return self._inner.pack(weights, out)
 
+    def share(self, packed: Any) -> Any:
+        """A head that multiplies by the embedding's table."""
+        kernel = self._choice.chosen
+        assert kernel.packed_bytes is not None
+        self._read.weights += kernel.packed_bytes(self._choice.facts)
+        return self._inner.share(packed)
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         if self._choice.op == "paged_attention":
             facts: Any = self._choice.facts

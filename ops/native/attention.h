@@ -16,7 +16,8 @@ namespace PG_ISA {
 
 constexpr int64_t KEYS = 256;      // keys of a block
 constexpr int64_t TILE_ROWS = 96;  // rows (tokens times heads of a group) of a task
-constexpr int64_t INT_TILE_ROWS = 192;  // of one that is computed in integers
+constexpr int64_t INT_TILE_ROWS = 192;  // of one that is computed in integers, in prompts of
+constexpr int64_t LONG_PROMPT = 384;    // tokens and more
 constexpr int64_t INT_ROWS = 24;        // rows from which that pays
 constexpr int64_t MOST_KEPT = 8 << 20;  // bytes of blocks' results that wait to be joined
 
@@ -269,7 +270,7 @@ struct Attention {
     for (int64_t r = 0; r < rows; r++) {
       if (part_top[r] == -INFINITY) continue;
       float peak = top[r] > part_top[r] ? top[r] : part_top[r];
-      float old = expf(top[r] - peak), fresh = expf(part_top[r] - peak);
+      float old = top[r] == peak ? 1.0f : expf(top[r] - peak), fresh = part_top[r] == peak ? 1.0f : expf(part_top[r] - peak);
       for (int64_t d = 0; d < s.ldv(); d += W)
         store(out + r * s.ldv() + d, load(out + r * s.ldv() + d) * old + load(part + r * s.ldv() + d) * fresh);
       sum[r] = sum[r] * old + part_sum[r] * fresh;
@@ -339,21 +340,22 @@ struct Attention {
     finish(t, tiles.out, tiles.top, tiles.sum);
   }
 
-  int64_t tokens_per_task() const {
-    int64_t most = s.f->any_order ? INT_TILE_ROWS : TILE_ROWS;
+  // Of a request with so many tokens: larger where enough tasks are left for everybody.
+  int64_t tokens_per_task(int64_t tokens) const {
+    int64_t most = s.f->any_order && tokens >= LONG_PROMPT ? INT_TILE_ROWS : TILE_ROWS;
     return s.group < most ? most / s.group : 1;
   }
 
   Task task(int64_t request, int64_t head, int64_t index) const {
     int64_t start = batch->query_start[request], end = batch->query_start[request + 1], length = batch->seq_lens[request];
-    int64_t first = start + index * tokens_per_task();
-    int64_t tokens = end - first < tokens_per_task() ? end - first : tokens_per_task();
+    int64_t most = tokens_per_task(end - start), first = start + index * most, tokens = end - first < most ? end - first : most;
     return Task{request, head, first, tokens, length - (end - first), length};
   }
 
   int64_t tasks_of(int64_t request) const {
     int64_t tokens = batch->query_start[request + 1] - batch->query_start[request];
-    return (tokens + tokens_per_task() - 1) / tokens_per_task();
+    int64_t most = tokens_per_task(tokens);
+    return (tokens + most - 1) / most;
   }
 
   // Few tasks over many keys: blocks of keys are dealt to the threads, and joined afterwards.

@@ -116,14 +116,25 @@ PG_INLINE __m512i weight_of(__m512 x) {
   return _mm512_cvtps_epi32(_mm512_scalef_ps(y, whole));
 }
 
+// The largest of `count` numbers, a multiple of sixteen. NaN may be passed over.
+PG_INLINE float row_peak(const float* x, int64_t count) {
+  __m512 best[4];
+  for (int i = 0; i < 4; i++) best[i] = _mm512_loadu_ps(x);
+  int64_t j = 0;
+  for (; j + 4 * W <= count; j += 4 * W)
+    for (int i = 0; i < 4; i++) best[i] = _mm512_max_ps(best[i], _mm512_loadu_ps(x + j + i * W));
+  for (; j < count; j += W) best[0] = _mm512_max_ps(best[0], _mm512_loadu_ps(x + j));
+  return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(best[0], best[1]), _mm512_max_ps(best[2], best[3])));
+}
+
 // What `soften` does, with weights in 2^-13. `padded`: a multiple of 64.
 static void soften_int(const PgAttention* f, float* logits, int16_t* weights, int64_t low, int64_t high, int64_t padded, float slope, float far,
                        float* top, float* total) {
   *top = -INFINITY, *total = 0;
   int64_t first = low / W * W, last = (high + W - 1) / W * W;
   if (high <= low) first = last = 0;
-  memset(weights, 0, first * 2);
-  memset(weights + last, 0, (padded - last) * 2);
+  for (int64_t j = 0; j < first; j += W) _mm256_storeu_si256((__m256i*)(weights + j), _mm256_setzero_si256());
+  for (int64_t j = last; j < padded; j += W) _mm256_storeu_si256((__m256i*)(weights + j), _mm256_setzero_si256());
   if (first == last) return;
   float scale = f->scale;
   if (f->softcap > 0 || slope != 0 || scale <= 0) {
@@ -138,9 +149,7 @@ static void soften_int(const PgAttention* f, float* logits, int16_t* weights, in
   }
   for (int64_t j = first; j < low; j++) logits[j] = HIDDEN;
   for (int64_t j = high; j < last; j++) logits[j] = HIDDEN;
-  vf best = load(logits + first);
-  for (int64_t j = first + W; j < last; j += W) best = vmax(load(logits + j), best);
-  float peak = max(best);
+  float peak = row_peak(logits + first, last - first);
   __m512 factor = _mm512_set1_ps(scale * 1.44269504f), offset = _mm512_set1_ps(peak * scale * -1.44269504f);
   __m512i sums = _mm512_setzero_si512(), strange = sums;  // NaN becomes the most negative integer
   for (int64_t j = first; j < last; j += W) {

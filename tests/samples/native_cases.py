@@ -269,7 +269,9 @@ def _attend(case: Case, dtype: str, any_order: bool = False) -> Recording:
     wide = [None if x is None else r.tensor(x.float().contiguous()) for x in (sinks, slopes)]
     allowed = PAGED_ATTENTION.tolerance(case) * (max(1.0, 2.0**-12 / DTYPE_EPS[dtype]) if any_order else 1.0)
     out = r.output(want, q.dtype, allowed)
-    r.call("attention", r.struct(_attention_args(facts, any_order)), step, pages, r.tensor(q), *q.stride()[:2], q.shape[0], out, *wide, THREADS)
+    r.call(
+        "attention", r.struct(_attention_args(facts, any_order)), step, pages, r.tensor(q), *q.stride()[:2], q.shape[0], out, *wide, THREADS
+    )
     return r
 
 
