@@ -11,18 +11,16 @@ from pagoda import LLM, SamplingParams
 from pagoda.backends.cpu.backend import CpuBackend
 from pagoda.backends.cpu.kernels import cpu_kernels
 
-TOKENS = 512
-TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()
+TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()[600:3100]
 PANELS = {"gemm_gguf": "native_prompt", "paged_attention": "native_prompt"}
 EXACT = {"gemm_gguf": "reference", "paged_attention": "reference"}
 
 
 def _scores(**kernels: str) -> torch.Tensor:
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    settings: dict[str, Any] = {"kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 2, "max_num_batched_tokens": TOKENS}
+    settings: dict[str, Any] = {"kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 2, "max_num_batched_tokens": 1024}
     with LLM(device="cpu", dtype="float32", kernel=kernels, **settings) as llm:
-        prompt = llm.get_tokenizer().encode(TEXT)[:TOKENS]
-        [output] = llm.generate(prompt, params, use_tqdm=False)
+        [output] = llm.generate(TEXT, params, use_tqdm=False)
     return torch.tensor([next(iter(entry.values())).logprob for entry in output.prompt_logprobs if entry])
 
 
@@ -36,6 +34,6 @@ def test_integers_move_logprobs_by_little() -> None:
     panels = {op: name for op, name in PANELS.items() if _here(op, name)}
     moved = (_scores(**panels) - _scores(**EXACT)).abs()
     print(f"{moved.mean():.5f} in the mean, {moved.max():.5f} at most")
-    assert len(moved) == TOKENS - 1
+    assert len(moved) > 450
     assert moved.mean() < 0.005 and moved.max() < 0.1
     assert moved.max() > 1e-5 or not panels  # it was another computation
