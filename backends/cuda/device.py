@@ -18,7 +18,7 @@ PROMPTS = (32, 64, 128, 256, 384, 512, 768, *range(1024, 2049, 256), *range(2560
 """Tokens of captured steps with prompts: most steps pad a quarter at most. One that is not captured costs the host 15 to 30 ms."""
 PROMPT_ROWS = (16, 64, 256)
 
-POLICY = GraphPolicy("captured", ROWS, ROWS, prompt_tokens=PROMPTS, prompt_rows=PROMPT_ROWS, burst=BURST)
+POLICY = GraphPolicy("captured", ROWS, ROWS, prompt_tokens=PROMPTS, prompt_rows=PROMPT_ROWS, shared=True, burst=BURST)
 
 
 class CudaDevice(AcceleratorDevice):

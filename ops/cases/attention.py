@@ -96,11 +96,12 @@ def attention_case(
     q = draw(gen, len(slots) + padding, facts.num_heads, facts.head_dim, dtype=facts.dtype, scale=scale)
     sinks = draw(gen, facts.num_heads, dtype=facts.dtype) if facts.sinks else None
     slopes = torch.rand(facts.num_heads, generator=gen) * 0.2 if facts.alibi else None
-    return Case(label, facts, (q, k_pages, v_pages, batch, None, sinks, slopes), batch=3)
+    bias = (draw(gen, facts.num_heads, 30),) if facts.bias else ()
+    return Case(label, facts, (q, k_pages, v_pages, batch, None, sinks, slopes, *bias), batch=3)
 
 
 def _oracle(case: Case) -> torch.Tensor:
-    q, k_pages, v_pages, batch, _, sinks, slopes = case.args
+    q, k_pages, v_pages, batch, _, sinks, slopes, *bias = case.args
     facts: AttentionFacts = case.facts
     out = np.full((q.shape[0], facts.num_heads, facts.v_dim), np.nan)
     starts = batch.query_start.tolist()
@@ -114,20 +115,25 @@ def _oracle(case: Case) -> torch.Tensor:
             v = _numbers(torch.stack([v_pages[page, offset] for page, offset in where]), facts).numpy()
             far = position - np.array(keys)
             for head in range(facts.num_heads):
-                out[token, head] = _one_head(facts, head, q[token, head].double().numpy(), k, v, far, sinks, slopes)
+                added = _added(head, far, slopes, bias[0] if bias else None)
+                out[token, head] = _one_head(facts, head, q[token, head].double().numpy(), k, v, added, sinks)
     return torch.from_numpy(out)
 
 
+def _added(head: int, far: np.ndarray, slopes: torch.Tensor | None, bias: torch.Tensor | None) -> np.ndarray:
+    """What joins the logits of keys so far away."""
+    added = np.zeros(len(far)) if slopes is None else -float(slopes[head]) * far
+    return added if bias is None else added + np.array([float(bias[head, min(max(d, 0), bias.shape[1] - 1)]) for d in far.tolist()])
+
+
 def _one_head(
-    facts: AttentionFacts, head: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, far: np.ndarray,
-    sinks: torch.Tensor | None, slopes: torch.Tensor | None,
-) -> np.ndarray:  # fmt: skip
+    facts: AttentionFacts, head: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, added: np.ndarray, sinks: torch.Tensor | None
+) -> np.ndarray:
     kv_head = head // (facts.num_heads // facts.num_kv_heads)
     logits = k[:, kv_head] @ q * facts.scale
     if facts.softcap is not None:
         logits = facts.softcap * np.tanh(logits / facts.softcap)
-    if slopes is not None:
-        logits = logits - float(slopes[head]) * far
+    logits = logits + added
     extra = [float(sinks[head])] if sinks is not None else []
     top = max([*logits.tolist(), *extra])
     weights = np.exp(logits - top)
@@ -241,12 +247,14 @@ _FEATURES: dict[str, dict[str, object]] = {
     "bidirectional": {"causal": False},
     "window, sinks, soft cap": {"window": 10, "sinks": True, "softcap": 3.0},
     "scale": {"scale": 0.5},
+    "bias": {"bias": True},
+    "bias, window, sinks": {"bias": True, "window": 24, "sinks": True},
 }
 
 
 def _split(case: Case) -> Iterator[Part]:
     """Each request in a batch of its own."""
-    q, k_pages, v_pages, batch, plan, sinks, slopes = case.args
+    q, k_pages, v_pages, batch, *rest = case.args
     starts = batch.query_start.tolist()
     for row in range(len(starts) - 1):
         piece = slice(starts[row], starts[row + 1])
@@ -256,9 +264,7 @@ def _split(case: Case) -> Iterator[Part]:
             torch.tensor([0, piece.stop - piece.start], dtype=torch.int32), batch.seq_lens[row : row + 1],
             batch.block_table[row : row + 1], batch.slots[piece], piece.stop - piece.start, int(batch.seq_lens[row]),
         )  # fmt: skip
-        yield Part(
-            replace(case, label=f"{case.label}, request {row} alone", args=(q[piece], k_pages, v_pages, alone, plan, sinks, slopes)), piece
-        )
+        yield Part(replace(case, label=f"{case.label}, request {row} alone", args=(q[piece], k_pages, v_pages, alone, *rest)), piece)
 
 
 PAGED_ATTENTION = Op("paged_attention", PagedAttentionReference, _oracle, _tolerance, _cases, _split)

@@ -23,10 +23,6 @@ CLAIMS = frozenset({"capturable"})
 INVARIANT = CLAIMS | {"batch_invariant"}
 
 
-def _paged_fits(facts: AttentionFacts) -> Reason | None:
-    return "no biases by distance" if facts.bias else _attention_fits(facts)
-
-
 def _attention_fits(facts: AttentionFacts) -> Reason | None:
     if facts.head_dim > 256 or facts.v_dim > 256:
         return f"head sizes up to 256, not {max(facts.head_dim, facts.v_dim)}"
@@ -79,7 +75,7 @@ def _gated_silu(facts: MoeMlpFacts) -> Reason | None:
 
 def triton_kernels() -> tuple[Kernel, ...]:
     return (
-        Kernel("paged_attention", "triton", f"{HERE}.paged_attention:PagedAttention", NEEDS, _paged_fits, 1.0, CLAIMS),
+        Kernel("paged_attention", "triton", f"{HERE}.paged_attention:PagedAttention", NEEDS, _attention_fits, 1.0, CLAIMS),
         Kernel("write_kv", "triton", f"{HERE}.attention:WriteKv", NEEDS, _attention_fits, 1.0, INVARIANT),
         Kernel("rms_norm", "triton", f"{HERE}.pointwise:RmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("add_rms_norm", "triton", f"{HERE}.pointwise:AddRmsNorm", NEEDS, None, 1.0, INVARIANT),

@@ -15,8 +15,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 PROGRAMS = 512
 """Programs of a decode step that keep a large device busy; fewer rows are split over their keys."""
+PROCESSORS = 32
+"""Programs beyond each so many of which one more tile is taken in a program: a quarter of a large device's processors."""
 KEYS = 64
 """Fewest keys of a split."""
+SLOTS = 128
+"""Partial results of a row, at most."""
 WAVE = 128
 """Programs of a shared beginning: its tiles are large, one a multiprocessor."""
 
@@ -27,6 +31,7 @@ class Part(NamedTuple):
     Attributes:
         batch: the requests; its query tokens are `tokens` of the step's.
         tile: how it is cut. splits: of the keys, a power of two. shared: of the keys that decodes share, read once; 0 for none.
+        least: tiles of a split, at least.
         single: takes the requests of one query token, and leaves the others alone. fewest: leaves alone those of fewer tokens.
     """
 
@@ -35,6 +40,7 @@ class Part(NamedTuple):
     tile: Tile
     splits: int
     shared: int
+    least: int
     single: bool
     fewest: int
 
@@ -55,7 +61,7 @@ def _early(part: Part) -> dict[str, Any]:
 
 
 class PagedAttention(PlainKernel):
-    """`run(q, k_pages, v_pages, batch, plan, sinks, slopes)`, as in `ops.attention.PagedAttentionReference`."""
+    """`run(q, k_pages, v_pages, batch, plan, sinks, slopes, bias)`, as in `ops.attention.PagedAttentionReference`."""
 
     facts: AttentionFacts
 
@@ -92,7 +98,11 @@ class PagedAttention(PlainKernel):
         chosen = tile or tile_of(rows, max(self.block_d, self.block_dv), 4 if facts.dtype == "float32" else 2, facts.page_size)
         chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(self.group)))
         shared = self._shared(batch) if single else 0
-        return Part(batch, tokens, chosen, splits or (self._splits(batch) if single else 1), shared, single, fewest)
+        return Part(batch, tokens, chosen, splits or (self._splits(batch) if single else 1), shared, self._least(batch), single, fewest)
+
+    def _least(self, batch: PagedBatch) -> int:
+        """Where keys are few, two tiles in one program rather than two programs, unless processors have nothing to do."""
+        return min(max(batch.seq_lens.shape[0] * self.facts.num_kv_heads // PROCESSORS, 1), 4)
 
     def _splits(self, batch: PagedBatch) -> int:
         """Enough programs for a large device: decode rows × KV heads × splits."""
@@ -103,7 +113,8 @@ class PagedAttention(PlainKernel):
 
     def _shared(self, batch: PagedBatch) -> int:
         facts = self.facts
-        if batch.shared is None or facts.window or facts.chunk or facts.alibi or not facts.causal or max(self.block_d, self.block_dv) > 128:
+        plain = facts.causal and not (facts.window or facts.chunk or facts.alibi or facts.bias)
+        if batch.shared is None or not plain or max(self.block_d, self.block_dv) > 128:
             return 0
         blocks = -(-batch.seq_lens.shape[0] * self.group // SHARED.rows) * facts.num_kv_heads
         return min(max(triton.next_power_of_2(WAVE // blocks + 1) // 2, 1), 16)
@@ -117,18 +128,19 @@ class PagedAttention(PlainKernel):
         plan: AttentionPlan | None = None,
         sinks: torch.Tensor | None = None,
         slopes: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         plan = plan or self.plan(batch)
         # Padding tokens belong to no request and no program writes them: zero is their finite number.
         make = torch.empty if plan.covered else torch.zeros
         out = make(q.shape[0], self.facts.num_heads, self.facts.v_dim, dtype=q.dtype, device=q.device)
         for part in plan.parts:
-            self.run_part(part, q[part.tokens], k_pages, v_pages, out[part.tokens], sinks, slopes)
+            self.run_part(part, q[part.tokens], k_pages, v_pages, out[part.tokens], sinks, slopes, bias)
         return out
 
     def run_part(
         self, part: Part, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, out: torch.Tensor,
-        sinks: torch.Tensor | None, slopes: torch.Tensor | None,
+        sinks: torch.Tensor | None, slopes: torch.Tensor | None, bias: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """One part; q and out hold its tokens alone."""
         facts, slots, requests = self.facts, part.shared + part.splits, part.batch.seq_lens.shape[0]
@@ -140,16 +152,17 @@ class PagedAttention(PlainKernel):
             lse = torch.empty(requests, facts.num_heads, slots, 2, dtype=torch.float32, device=q.device)
         if part.shared:
             self._attend_shared(part, q, k_pages, v_pages, partial, lse)
-        self._attend(part, q, k_pages, v_pages, out, partial, lse, sinks, slopes)
+        self._attend(part, q, k_pages, v_pages, out, partial, lse, sinks, slopes, bias)
         if slots > 1:
             merge[(requests, facts.num_heads)](
-                partial, lse, out, part.batch.query_start, out if sinks is None else sinks, out.stride(0), out.stride(1),
-                HEADS=facts.num_heads, DV=facts.v_dim, BLOCK_DV=self.block_dv, SLOTS=slots, BLOCK_S=triton.next_power_of_2(slots),
-                SINKS=sinks is not None, **_early(part),
+                partial, lse, out, part.batch.query_start, out if sinks is None else sinks, slots, out.stride(0), out.stride(1),
+                HEADS=facts.num_heads, DV=facts.v_dim, BLOCK_DV=self.block_dv, MOST=SLOTS, BLOCK_S=16, SINKS=sinks is not None,
+                **_early(part),
             )  # fmt: skip
 
     def _attend(self, part: Part, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, out: torch.Tensor,
-                partial: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None, slopes: torch.Tensor | None) -> None:  # fmt: skip
+                partial: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None, slopes: torch.Tensor | None,
+                bias: torch.Tensor | None) -> None:  # fmt: skip
         facts, batch, tile, requests = self.facts, part.batch, part.tile, part.batch.seq_lens.shape[0]
         block_q = 1 if part.single else max(tile.rows // self.group, 1)
         blocks = requests if part.single else q.shape[0] // block_q + requests
@@ -157,14 +170,15 @@ class PagedAttention(PlainKernel):
         attend[(blocks, facts.num_kv_heads, part.splits)](
             q, keys, values, out, partial, lse, batch.query_start, batch.seq_lens, batch.block_table,
             batch.seq_lens if batch.shared is None else batch.shared,
-            out if sinks is None else sinks, out if slopes is None else slopes,
-            facts.scale, facts.softcap or 0.0, requests, blocks,
+            out if sinks is None else sinks, out if slopes is None else slopes, out if bias is None else bias.contiguous(),
+            facts.scale, facts.softcap or 0.0, requests, blocks, part.splits, part.least, part.shared, part.shared + part.splits,
+            1 if bias is None else bias.shape[1],
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), *k_pages.stride()[:3], *v_pages.stride()[:3],
             batch.block_table.stride(0),
             HEADS=facts.num_heads, GROUP=self.group, BLOCK_Q=block_q, BLOCK_M=tile.rows, SINGLE=part.single,
             TILE=tile.keys, PAGE=facts.page_size, D=facts.head_dim, DV=facts.v_dim, BLOCK_D=self.block_d, BLOCK_DV=self.block_dv,
             WINDOW=facts.window or 0, CHUNK=facts.chunk or 0, CAUSAL=facts.causal, SOFTCAP=facts.softcap is not None,
-            SINKS=sinks is not None, ALIBI=slopes is not None, SPLITS=part.splits, OFFSET=part.shared, SLOTS=part.shared + part.splits,
+            SINKS=sinks is not None, ALIBI=slopes is not None, BIAS=bias is not None, PARTIAL=part.shared + part.splits > 1,
             FEWEST=part.fewest, DESCRIPTOR=described, STAGES=tile.stages,
             num_warps=tile.warps, num_stages=tile.stages, **_early(part),
         )  # fmt: skip
@@ -176,11 +190,11 @@ class PagedAttention(PlainKernel):
         described, keys, values = self._pages(k_pages, v_pages, tile)
         attend_shared[(-(-requests * self.group // tile.rows), facts.num_kv_heads, part.shared)](
             q, keys, values, partial, lse, batch.query_start, batch.block_table, batch.shared, facts.scale, facts.softcap or 0.0, requests,
-            q.stride(0), q.stride(1), *k_pages.stride()[:3], *v_pages.stride()[:3], batch.block_table.stride(0),
+            part.shared, part.shared + part.splits, q.stride(0), q.stride(1), *k_pages.stride()[:3], *v_pages.stride()[:3],
+            batch.block_table.stride(0),
             HEADS=facts.num_heads, GROUP=self.group, BLOCK_M=tile.rows, TILE=tile.keys, PAGE=facts.page_size, D=facts.head_dim,
-            DV=facts.v_dim, BLOCK_D=self.block_d, BLOCK_DV=self.block_dv, SOFTCAP=facts.softcap is not None, SPLITS=part.shared,
-            SLOTS=part.shared + part.splits, DESCRIPTOR=described, STAGES=tile.stages,
-            num_warps=tile.warps, num_stages=tile.stages, **_early(part),
+            DV=facts.v_dim, BLOCK_D=self.block_d, BLOCK_DV=self.block_dv, SOFTCAP=facts.softcap is not None, DESCRIPTOR=described,
+            STAGES=tile.stages, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
     def _pages(self, k_pages: torch.Tensor, v_pages: torch.Tensor, tile: Tile) -> tuple[bool, Any, Any]:

@@ -61,11 +61,12 @@ def _tile(pages, table, first, kv_head, begin, high, p_p, p_t, p_h,
 
 @triton.jit
 def _walk(acc, total, top, query, k_pages, v_pages, table, low, stop, begin, high, kv_head, position, valid, slope, scale, softcap,
-          kp_p, kp_t, kp_h, vp_p, vp_t, vp_h,
+          bias, far, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h,
           TILE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
           WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAUSAL: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
-          DESCRIPTOR: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """Tiles [low, stop) joined to a block's running softmax; WHOLE where every row sees all of each."""
+          BIAS: tl.constexpr, DESCRIPTOR: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Tiles [low, stop) joined to a block's running softmax; WHOLE where every row sees all of each. `bias`: of each row, the number for
+    distance 0; `far`: the last distance that has one."""
     for first in tl.range(low, stop, TILE, num_stages=STAGES):
         key = _tile(k_pages, table, first, kv_head, begin, high, kp_p, kp_t, kp_h, PAGE, TILE, D, BLOCK_D, DESCRIPTOR, WHOLE)
         logits = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
@@ -77,6 +78,9 @@ def _walk(acc, total, top, query, k_pages, v_pages, table, low, stop, begin, hig
             logits = logits * (scale * LOG2E)
         if ALIBI:
             logits -= (slope * LOG2E)[:, None] * (position[:, None] - j[None, :])
+        if BIAS:
+            distance = tl.minimum(tl.maximum(position[:, None] - j[None, :], 0), far)
+            logits += tl.load(bias[:, None] + distance) * LOG2E
         if not WHOLE:
             seen = ((j >= begin) & (j < high))[None, :] & valid[:, None]
             if CAUSAL:
@@ -101,18 +105,21 @@ def _walk(acc, total, top, query, k_pages, v_pages, table, low, stop, begin, hig
     return acc, total, top
 
 
-@triton.jit(do_not_specialize=["num_requests", "num_blocks", "table_r"], do_not_specialize_on_alignment=STEP)
-def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, shared, sinks, slopes,
-           scale, softcap, num_requests, num_blocks, q_t, q_h, o_t, o_h, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, table_r,
+@triton.jit(
+    do_not_specialize=["num_requests", "num_blocks", "table_r", "splits", "least", "offset", "slots"], do_not_specialize_on_alignment=STEP
+)
+def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, shared, sinks, slopes, biases,
+           scale, softcap, num_requests, num_blocks, splits, least, offset, slots, distances, q_t, q_h, o_t, o_h,
+           kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, table_r,
            HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, SINGLE: tl.constexpr,
            TILE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
            BLOCK_DV: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAUSAL: tl.constexpr,
-           SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, SPLITS: tl.constexpr, OFFSET: tl.constexpr,
-           SLOTS: tl.constexpr, FEWEST: tl.constexpr, DESCRIPTOR: tl.constexpr,
-           STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+           SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, PARTIAL: tl.constexpr,
+           FEWEST: tl.constexpr, DESCRIPTOR: tl.constexpr, STAGES: tl.constexpr,
+           EARLY: tl.constexpr):  # fmt: skip
     """Blocks × KV heads × splits. SINGLE: a block is a request, and those with other than one query token are left alone; otherwise those
-    with fewer than FEWEST. Later blocks see more, and start first. Partial results lie by request, this launch's in slots OFFSET … of
-    SLOTS; OFFSET > 0: other slots have the keys that `shared` counts.
+    with fewer than FEWEST. Later blocks see more, and start first. PARTIAL results lie by request, this launch's in slots `offset` … of
+    `slots`, and a split has at least `least` tiles; offset > 0: other slots have the keys that `shared` counts.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -144,6 +151,7 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
         slope = tl.load(slopes + head, mask=valid, other=0.0).to(tl.float32)
     else:
         slope = tl.zeros([BLOCK_M], tl.float32)
+    bias = biases + head * distances if BIAS else biases
 
     lowest = seq_len - queries + start
     highest = tl.minimum(lowest + BLOCK_Q - 1, seq_len - 1)
@@ -153,11 +161,11 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
         begin, whole = tl.maximum(lowest - WINDOW + 1, 0), tl.maximum(highest - WINDOW + 1, 0)
     if CHUNK > 0:
         begin, whole = tl.maximum(begin, lowest // CHUNK * CHUNK), tl.maximum(whole, highest // CHUNK * CHUNK)
-    if OFFSET > 0:
-        begin = tl.load(shared + 1 + request)
+    if PARTIAL:
+        begin = tl.maximum(begin, tl.load(shared + 1 + request, mask=offset > 0, other=0))
     # Keys before `begin` may lie in dropped pages, whose content is anything: they are masked even inside the first tile.
     first_tile = begin // TILE * TILE
-    per_split = tl.cdiv(tl.cdiv(last - first_tile, TILE), SPLITS) * TILE
+    per_split = tl.maximum(tl.cdiv(tl.cdiv(last - first_tile, TILE), splits), least) * TILE
     low = first_tile + split * per_split
     high = tl.minimum(low + per_split, last)
     seen_by_all = (lowest + 1 if CAUSAL else seq_len) // TILE * TILE
@@ -170,18 +178,19 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
     table += request * table_r
     if WINDOW > 0 or CHUNK > 0:
         acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table, low, from_all, begin, high, kv_head, position, valid,
-                                slope, scale, softcap, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV,
-                                WINDOW, CHUNK, CAUSAL, SOFTCAP, ALIBI, DESCRIPTOR, False, STAGES)  # fmt: skip
+                                slope, scale, softcap, bias, distances - 1, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV,
+                                BLOCK_D, BLOCK_DV, WINDOW, CHUNK, CAUSAL, SOFTCAP, ALIBI, BIAS, DESCRIPTOR, False,
+                                STAGES)  # fmt: skip
     acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table, from_all, to_all, begin, high, kv_head, position, valid, slope,
-                            scale, softcap, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV, WINDOW, CHUNK,
-                            CAUSAL, SOFTCAP, ALIBI, DESCRIPTOR, True, STAGES)  # fmt: skip
+                            scale, softcap, bias, distances - 1, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV,
+                            WINDOW, CHUNK, CAUSAL, SOFTCAP, ALIBI, BIAS, DESCRIPTOR, True, STAGES)  # fmt: skip
     acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table, to_all, high, begin, high, kv_head, position, valid, slope,
-                            scale, softcap, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV, WINDOW, CHUNK,
-                            CAUSAL, SOFTCAP, ALIBI, DESCRIPTOR, False, 1)  # fmt: skip
+                            scale, softcap, bias, distances - 1, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV,
+                            WINDOW, CHUNK, CAUSAL, SOFTCAP, ALIBI, BIAS, DESCRIPTOR, False, 1)  # fmt: skip
 
-    if SLOTS > 1:
-        base = (request.to(tl.int64) * HEADS + head) * SLOTS + OFFSET + split
-        tl.store(part + base[:, None] * DV + dv[None, :], acc, mask=valid[:, None] & (dv < DV)[None, :])
+    if PARTIAL:
+        base = (request.to(tl.int64) * HEADS + head) * slots + offset + split
+        tl.store(part + base[:, None] * DV + dv[None, :], acc, mask=valid[:, None] & (dv < DV)[None, :] & (low < high))
         tl.store(lse + base * 2, top, mask=valid)
         tl.store(lse + base * 2 + 1, total, mask=valid)
     else:
@@ -196,16 +205,13 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
                  mask=valid[:, None] & (dv < DV)[None, :])  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows", "table_r"], do_not_specialize_on_alignment=["query_start", "table", "shared"])
-def attend_shared(q, k_pages, v_pages, part, lse, query_start, table, shared, scale, softcap, rows, q_t, q_h,
+@triton.jit(do_not_specialize=["rows", "table_r", "splits", "slots"], do_not_specialize_on_alignment=["query_start", "table", "shared"])
+def attend_shared(q, k_pages, v_pages, part, lse, query_start, table, shared, scale, softcap, rows, splits, slots, q_t, q_h,
                   kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, table_r,
                   HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
                   D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, SOFTCAP: tl.constexpr,
-                  SPLITS: tl.constexpr, SLOTS: tl.constexpr, DESCRIPTOR: tl.constexpr,
-                  STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """Blocks of decodes × KV heads × splits: the keys that they share, read once for a block, into slots 0 … SPLITS of SLOTS."""
-    if EARLY:
-        gdc_launch_dependents()
+                  DESCRIPTOR: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Blocks of decodes × KV heads × splits: the keys that they share, read once for a block, into the first `splits` of `slots`."""
     block, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m = block * BLOCK_M + tl.arange(0, BLOCK_M)
     row, head = m // GROUP, kv_head * GROUP + m % GROUP
@@ -214,29 +220,27 @@ def attend_shared(q, k_pages, v_pages, part, lse, query_start, table, shared, sc
     length = tl.load(shared + 1 + leader)
     member = valid & (tl.load(shared + 1 + row, mask=valid, other=0) > 0)
     token = tl.load(query_start + row, mask=valid, other=0).to(tl.int64)
-    if EARLY:
-        gdc_wait()
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     query = tl.load(q + token[:, None] * q_t + head[:, None] * q_h + d[None, :], mask=member[:, None] & (d < D)[None, :], other=0.0)
-    per_split = tl.cdiv(tl.cdiv(length, TILE), SPLITS) * TILE
+    per_split = tl.cdiv(tl.cdiv(length, TILE), splits) * TILE
     low = split * per_split
     high = tl.minimum(low + per_split, length)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table + leader * table_r, low, high, 0, high, kv_head, row, member,
-                            total, scale, softcap, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV, 0, 0,
-                            True, SOFTCAP, False, DESCRIPTOR, True, STAGES)  # fmt: skip
-    base = (row.to(tl.int64) * HEADS + head) * SLOTS + split
+                            total, scale, softcap, lse, 0, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV, 0, 0,
+                            True, SOFTCAP, False, False, DESCRIPTOR, True, STAGES)  # fmt: skip
+    base = (row.to(tl.int64) * HEADS + head) * slots + split
     tl.store(part + base[:, None] * DV + dv[None, :], acc, mask=member[:, None] & (dv < DV)[None, :])
     tl.store(lse + base * 2, tl.where(member, top, float("-inf")), mask=valid)
     tl.store(lse + base * 2 + 1, tl.where(member, total, 0.0), mask=valid)
 
 
-@triton.jit(do_not_specialize_on_alignment=["query_start"])
-def merge(part, lse, out, query_start, sinks, o_t, o_h, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
-          SLOTS: tl.constexpr, BLOCK_S: tl.constexpr, SINKS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """Requests × heads: the slots of one decode's output row."""
+@triton.jit(do_not_specialize=["slots"], do_not_specialize_on_alignment=["query_start"])
+def merge(part, lse, out, query_start, sinks, slots, o_t, o_h, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+          MOST: tl.constexpr, BLOCK_S: tl.constexpr, SINKS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """Requests × heads: the slots of one decode's output row, up to MOST, of which BLOCK_S are read at a time."""
     if EARLY:
         gdc_launch_dependents()
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -246,19 +250,25 @@ def merge(part, lse, out, query_start, sinks, o_t, o_h, HEADS: tl.constexpr, DV:
         gdc_wait()
     if queries != 1:
         return
-    s, dv = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_DV)
-    base = (request * HEADS + head) * SLOTS + s
-    tops = tl.load(lse + base * 2, mask=s < SLOTS, other=float("-inf"))
-    totals = tl.load(lse + base * 2 + 1, mask=s < SLOTS, other=0.0)
+    every, s, dv = tl.arange(0, MOST), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_DV)
+    base = (request * HEADS + head) * slots
+    tops = tl.load(lse + (base + every) * 2, mask=every < slots, other=float("-inf"))
+    totals = tl.load(lse + (base + every) * 2 + 1, mask=every < slots, other=0.0)
     top = tl.max(tops, 0)
     if SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * LOG2E
         top = tl.maximum(top, sink)
     top = tl.where(top == float("-inf"), 0.0, top)
-    weight = tl.exp2(tops - top)
-    total = tl.sum(totals * weight, 0)
+    total = tl.sum(totals * tl.exp2(tops - top), 0)
     if SINKS:
         total += tl.exp2(sink - top)
-    acc = tl.load(part + base[:, None] * DV + dv[None, :], mask=(weight != 0.0)[:, None] & (dv < DV)[None, :], other=0.0)
-    result = tl.sum(acc * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    filled = tl.max(tl.where(tops == float("-inf"), 0, every + 1), 0)
+    acc = tl.zeros([BLOCK_DV], tl.float32)
+    for first in range(0, filled, BLOCK_S):
+        slot = base + first + s
+        weight = tl.exp2(tl.load(lse + slot * 2, mask=first + s < filled, other=float("-inf")) - top)
+        rows = tl.load(part + slot[:, None] * DV + dv[None, :], mask=(first + s < filled)[:, None] & (dv < DV)[None, :], other=0.0)
+        # Slots of rows that share nothing hold anything.
+        acc += tl.sum(tl.where((weight != 0.0)[:, None], rows, 0.0) * weight[:, None], 0)
+    result = acc / tl.where(total == 0.0, 1.0, total)
     tl.store(out + token * o_t + head * o_h + dv, result.to(out.dtype.element_ty), mask=dv < DV)

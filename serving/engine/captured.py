@@ -61,11 +61,13 @@ class CapturedSteps:
         self._steps: dict[tuple[object, ...], Captured] = {}
         self._generation = 0
         self._met: set[Bucket] = set()
+        self._widest = 0
         if self._policy.mode == "eager":
             return
         rows = max(rows, self._policy.row_bucket(rows), bucket_of(self._policy.prompt_rows, rows) or 0)
         alloc = device.memory.alloc
         self._tables = tuple(alloc(MemoryKind.WORK, (rows, width), torch.int32).zero_() for width in pages.table_widths(longest))
+        self._widest = max((size for size in self._policy.prompt_rows if size <= rows), default=0)
         # In the words that go to the host, so that nothing is left to convert behind a replay.
         self._rows = rows
         self._words = alloc(MemoryKind.WORK, (2 * rows,), torch.int32).zero_()
@@ -97,21 +99,24 @@ class CapturedSteps:
         return Bucket(tokens, rows)
 
     def _prompt_bucket(self, plan: StepPlan) -> Bucket | None:
-        """Sizes that come once are not worth a capture; prompts that are run whole have their bounds on the host."""
+        """Sizes that come once are not worth a capture, and those with the most rows, captured at start, hold fewer; prompts that are run
+        whole have their bounds on the host."""
         if self._forward.model.facts.whole_prompts:
             return None
         tokens = bucket_of(self._policy.prompt_tokens, plan.num_tokens)
         rows = bucket_of(self._policy.prompt_rows, plan.num_rows)
         if tokens is None or rows is None or rows > self._rows:
             return None
-        bucket = Bucket(tokens, rows)
+        bucket, wide = Bucket(tokens, rows), Bucket(tokens, self._widest)
         met = bucket in self._met
+        if not met and wide in self._met:
+            return wide
         self._met.add(bucket)
         return bucket if met else None
 
     def prompt_buckets(self, tokens: int, rows: int) -> tuple[Bucket, ...]:
-        """What is captured at start of steps with prompts: those of `tokens`, the most of a step, with up to `rows` rows, and those of
-        few tokens, for which a first request should not wait longer than later ones."""
+        """What is captured at start of steps with prompts: those of `tokens`, the most of a step, with up to `rows` rows, all sizes with
+        the most rows, and those of few tokens and rows, for which a first request should not wait longer than later ones."""
         sizes, policy = bucket_of(self._policy.prompt_tokens, tokens), self._policy
         most = bucket_of(policy.prompt_rows, rows) or 0
         if policy.mode == "eager" or not policy.at_start or sizes is None:
@@ -119,11 +124,13 @@ class CapturedSteps:
         largest = [Bucket(sizes, size) for size in policy.prompt_rows if size <= min(most, tokens)]
         fewest = policy.prompt_rows[0]
         few = [Bucket(size, fewest) for size in policy.prompt_tokens if fewest <= size <= min(FEW_TOKENS, tokens) and fewest <= most]
-        return (*largest, *(bucket for bucket in few if bucket not in largest))
+        # Met first, those with few rows are captured as they are, and do not go to those with the most.
+        wide = [Bucket(size, most) for size in reversed(policy.prompt_tokens) if most and 2 * most <= size < sizes and size % most == 0]
+        return tuple(dict.fromkeys((*largest, *few, *wide)))
 
     def shared_beginning(self, rows: int) -> int:
-        """Tokens of the shortest beginning with which a decode step of so many rows is worth a warm-up; 0 for none: kernels differ by
-        powers of two of the rows, and what is captured later takes less than a tenth of a second."""
+        """Tokens of the shortest beginning with which a decode step of so many rows is worth a warm-up; 0 for none. Kernels are
+        the same for any number of rows, and what is captured later takes less than a tenth of a second: powers of two will do."""
         takes = (
             self._policy.shared
             and rows >= FEWEST_ROWS
