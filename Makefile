@@ -33,7 +33,7 @@ test-kernels: $(VENV)/.installed-triton  ## the Triton kernels compiled for nine
 	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/cross_compile.py
 
 test-kernels-all: $(VENV)/.installed-triton  ## every configuration of them, and all in Triton's interpreter against the oracle (an hour)
-	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/cross_compile.py --all
+	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/cross_compile.py --all --write
 	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/interpret_kernels.py
 
 test-sanitized: $(VENV)/.installed-dev  ## the C++ kernels under the address, undefined behaviour and thread sanitizers

@@ -1,8 +1,8 @@
 """Compiles every Triton kernel for GPUs that are not here and looks at what came out: `python ci/cross_compile.py [--all] [--targets …]`.
 
-Without --all, one use of each kernel a target, for CI; with it, all cases of the primitives and the shapes of models in every dtype, and
-docs/cross-compile.md and .json are written; `--table` makes the page of the JSON again. A kernel must compile, fit into shared memory, and
-use matrix instructions where it multiplies numbers of 8 or 16 bits.
+Without --all, one use of each kernel a target, for CI; with it, all cases of the primitives and the shapes of models in every dtype. With
+--write, docs/cross-compile.md and .json say what was found; `--table` makes the page of the JSON again. A kernel must compile, fit into
+shared memory, and use matrix instructions where it multiplies numbers of 8 or 16 bits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,15 +77,16 @@ def main() -> int:
     ones = [(f"{target} {name}", one) for target, row in results.items() for name, one in row.items()]
     bad = [f"{where}: {why} ({case})" for where, one in ones for why, case in one.problems.items() if one.offered]
     print("\n".join(bad) or f"what {len(results)} targets are offered compiles and is as it should be ({len(ones)} kernels)")
-    if options.all:
-        _write(results, options.dtypes.split(","))
+    if options.write:
+        _write(results, options.dtypes.split(",") if options.all else DTYPES[:1], options.all)
     return 1 if bad else 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--targets", default=",".join(TARGETS))
-    parser.add_argument("--all", action="store_true", help="every configuration; writes the table")
+    parser.add_argument("--all", action="store_true", help="every configuration")
+    parser.add_argument("--write", action="store_true", help="write the table")
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="of --all")
     parser.add_argument("--cache", help="keep what was compiled in this folder")
     parser.add_argument("--table", action="store_true", help="write the page from the JSON beside it, and compile nothing")
@@ -193,10 +194,13 @@ def _spilled(one: Compiled, text: str) -> int:
     return sum(int(size) for size in re.findall(r"STACK:(\d+)", told.stdout + told.stderr))
 
 
-def _write(results: dict[str, dict[str, Outcome]], dtypes: list[str]) -> None:
+def _write(results: dict[str, dict[str, Outcome]], dtypes: Sequence[str], everything: bool) -> None:
     """Targets that were not asked for keep what is known of them."""
     known = json.loads(DATA.read_text())["targets"] if DATA.exists() else {}
-    rows = {target: {"dtypes": dtypes, "kernels": {name: vars(one) for name, one in row.items()}} for target, row in results.items()}
+    rows = {
+        target: {"dtypes": [*dtypes], "all": everything, "kernels": {name: vars(one) for name, one in row.items()}}
+        for target, row in results.items()
+    }
     data = {"triton": triton.__version__, "targets": {name: (known | rows)[name] for name in TARGETS if name in known | rows}}
     DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(data), encoding="utf-8")
@@ -205,8 +209,15 @@ def _write(results: dict[str, dict[str, Outcome]], dtypes: list[str]) -> None:
 def page(data: dict[str, Any]) -> str:
     """The document."""
     targets = {target: row["kernels"] for target, row in data["targets"].items()}
-    dtypes = " and ".join(sorted({", ".join(row["dtypes"]) for row in data["targets"].values()}))
-    lines = [HEAD.format(version=data["triton"], dtypes=dtypes), f"| kernel | {' | '.join(targets)} |", "| --- |" + " --- |" * len(targets)]
+    tried = [
+        f"{target}: {'all uses' if row['all'] else 'one use of each'} in {', '.join(row['dtypes'])}"
+        for target, row in data["targets"].items()
+    ]
+    lines = [
+        HEAD.format(version=data["triton"], tried="; ".join(tried)),
+        f"| kernel | {' | '.join(targets)} |",
+        "| --- |" + " --- |" * len(targets),
+    ]
     names = list(dict.fromkeys(name for row in targets.values() for name in row))
     lines += [f"| `{name}` | {' | '.join(_cell(row.get(name)) for row in targets.values())} |" for name in names]
     return "\n".join(lines) + "\n" + NOTES
@@ -228,10 +239,12 @@ def _short(instruction: str) -> str:
 
 HEAD = """# Kernels compiled for GPUs that are not here
 
-Made by `python ci/cross_compile.py --all` with Triton {version}, in {dtypes}; do not edit. A cell: different programs that were compiled,
-most shared memory of one, the kinds of matrix instructions found, and the largest stack of a thread where registers did not suffice. In
+Made by `python ci/cross_compile.py --all --write` with Triton {version}; do not edit. A cell: different programs that were compiled, most
+shared memory of one, the kinds of matrix instructions found, and the largest stack of a thread where registers did not suffice. In
 brackets: it compiles, or not, but the backend does not offer it there, since its ways were not measured there. –: the device lacks what it
 needs.
+
+What was tried: {tried}.
 """
 NOTES = """
 Every program that is offered compiles, fits into the device's shared memory, and has matrix instructions where it multiplies numbers of 8
