@@ -1,1 +1,1 @@
-"""The tpu backend: Google TPUs: data and a probe; nothing runs on them yet."""
+"""The tpu backend: Google TPUs through torch-xla, and the same runtime on PJRT's CPU client as its simulation."""

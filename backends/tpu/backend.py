@@ -1,12 +1,18 @@
-"""`--device tpu`: Google TPUs: described and probed for; opened by no code yet, since torch-xla ends at torch 2.9."""
+"""`--device tpu`: Google TPUs through torch-xla; with `PJRT_DEVICE=CPU`, the runtime's own switch, its CPU client stands in for them."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
-from pagoda.backends.torch_accelerator.backend import VendorBackend
+from pagoda.backends.torch_accelerator.packages import installed
 from pagoda.backends.torch_accelerator.vendor import Vendor
-from pagoda.hal.info import Probe
+from pagoda.backends.tpu.kernels import tpu_kernels
+from pagoda.hal.device import Device
+from pagoda.hal.errors import DeviceError
+from pagoda.hal.info import CONTRACT_VERSION, DeviceInfo, Feature, Limits, Probe
+from pagoda.hal.kernel import Kernel
 
 TPU = Vendor(
     name="tpu",
@@ -23,16 +29,60 @@ TPU = Vendor(
     companions=(),
     collectives=None,
     triton="",
-    score=0,
+    score=95,
 )
 
+STAND_IN = DeviceInfo(
+    vendor="google",
+    model="pjrt-cpu",
+    arch="pjrt-cpu",
+    index=0,
+    memory_bytes=1 << 29,
+    dtypes=frozenset({"float32", "bfloat16"}),
+    features=frozenset({Feature.STATIC_SHAPES, Feature.TRACED}),
+    limits=Limits(alignment=64, page_sizes=(16, 64)),
+    default_dtype="float32",
+)
+"""The runtime's CPU client: small, since what fills a TPU's memory at start would fill this machine's."""
 
-class TpuBackend(VendorBackend):
-    """Every TPU that torch shows."""
+
+class TpuBackend:
+    """Every TPU of this machine; one device where the runtime is told to use its CPU client."""
 
     name = "tpu"
+    contract = CONTRACT_VERSION
     vendor = TPU
 
     def probe(self) -> Probe:
-        found = self.vendor.probe()
-        return Probe(False, f"{found.message}; Pagoda plans for TPUs and does not run on them yet") if found.available else found
+        if not simulated():
+            return self.vendor.probe()
+        trouble, package = self.vendor.broken(), installed(self.vendor.package)
+        if trouble or not package.usable:
+            return Probe(False, trouble or f"PJRT_DEVICE=CPU asks for the CPU client, but {package.words}; {self.vendor.get}")
+        return Probe(True, f"torch-xla {package.version} on PJRT's CPU client, which stands in for a TPU; for tests", score=-100)
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        if not self.probe().available:
+            return ()
+        from pagoda.backends.tpu.found import device_infos  # starts the runtime; a probe must not
+
+        return device_infos(self)
+
+    def open(self, index: int = 0) -> Device:
+        probe = self.probe()
+        if not probe.available:
+            raise DeviceError(probe.message)
+        from pagoda.backends.tpu.found import open_device  # the only place that imports vendor code
+
+        return open_device(self, index)
+
+    def describe(self, model: str | None = None) -> DeviceInfo:
+        return STAND_IN if model == STAND_IN.model else self.vendor.describe(model)
+
+    def kernels(self) -> Iterable[Kernel]:
+        return tpu_kernels()
+
+
+def simulated() -> bool:
+    """Whether the runtime is told to use its CPU client: its own variable, which it reads itself."""
+    return os.environ.get("PJRT_DEVICE", "").upper() == "CPU"
