@@ -68,7 +68,10 @@ ENDS: Mapping[str, Make] = {
 
 
 def pooling_family(architecture: str, config: Mapping[str, Any], families: Iterable[Family]) -> Family | None:
-    """The family of an architecture that is a causal one's in another use (`Qwen3Model`, `LlamaForSequenceClassification`); or None."""
+    """The family of an architecture that is a causal one's in another use (`Qwen3Model`, `LlamaForSequenceClassification`); or None, as
+    for models of text and images, whose configurations hold a text model's."""
+    if "text_config" in config:
+        return None
     for end, make in ENDS.items():
         if architecture.endswith(end) and not architecture.endswith(CAUSAL):
             stem = architecture.removesuffix(end)
@@ -150,16 +153,21 @@ def _score_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 def _with_settings(spec: DecoderSpec, config: Config, wanted: Wanted) -> DecoderSpec:
-    pooler = spec.pooler
-    assert pooler is not None
+    assert spec.pooler is not None
+    modules, longest = config.values.get(KEY), spec.max_positions
+    if modules is not None and spec.pooler.task == "embed":
+        longest = min(longest, modules["max_tokens"] or longest)
+    return replace(spec, pooler=settled(spec.pooler, config, wanted), max_positions=longest)
+
+
+def settled(pooler: Pooler, config: Config, wanted: Wanted) -> Pooler:
+    """The pooler with what the checkpoint's own modules say, and the user above them. Raises `ConfigError`, `ModelError`."""
     modules = config.values.get(KEY)
     config.ignore(KEY)
-    longest = spec.max_positions
     if modules is not None and pooler.task == "embed":
         dense = tuple(_dense(values) for values in modules["dense"])
         pooler = replace(pooler, kind=modules["pooling"] or "all", normalize=modules["normalize"], steps=dense)
-        longest = min(longest, modules["max_tokens"] or longest)
-    return replace(spec, pooler=_overridden(pooler, wanted.pooler), max_positions=longest)
+    return _overridden(pooler, wanted.pooler)
 
 
 def _dense(values: Mapping[str, Any]) -> Dense:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,9 +17,10 @@ from pagoda.hal.table import KernelTable
 from pagoda.models.adapters.slots import LoraLimits
 from pagoda.models.bridge.load import load_bridged
 from pagoda.models.bridge.model import BridgeModel
-from pagoda.models.bridge.module import bridged_class
-from pagoda.models.bridge.probe import probe
+from pagoda.models.bridge.kinds import answers_of, bridged_class
+from pagoda.models.bridge.outline import facts_of, outline
 from pagoda.models.bridge.spec import BridgeSpec
+from pagoda.models.bridge.texts import TextModel
 from pagoda.models.builder import Builder, Numerics, Parameter, Part
 from pagoda.models.checkpoint import apply, check
 from pagoda.models.config import Config
@@ -38,6 +40,8 @@ from pagoda.models.spec import MLA, Attention, Bidirectional, Both, Cross, Decod
 from pagoda.models.weights import WeightSource
 from pagoda.quant.format import Format, StoredTensor
 from pagoda.quant.registry import format_for
+
+log = logging.getLogger("pagoda.models")
 
 __all__ = ["Checkpoint", "Description", "describe", "load_model", "open_checkpoint", "page_sizes", "read_spec"]
 
@@ -114,10 +118,10 @@ def describe(
     computing = _dtype(checkpoint.config, dtype, tuple(dtypes), default)
     numerics = Numerics(computing, _kv_dtype(kv_dtype, computing))
     family = _family(checkpoint.config, wanted, model_impl)
-    if family is None:
-        _check_bridge(checkpoint, shard, quantization, lora, wanted)
-        return _bridged(checkpoint, numerics, shard, table)
-    spec = read_spec(family, checkpoint.config)
+    spec = _spec(family, checkpoint.config, wanted, model_impl) if family is not None else None
+    if family is None or spec is None:
+        _check_bridge(checkpoint, shard, quantization, lora)
+        return _bridged(checkpoint, numerics, shard, table, wanted)
     if spec.pooler is None and any(isinstance(layer.mixer, Bidirectional) for layer in spec.layers):
         raise ModelError("this model attends in both directions and cannot generate; run it with --runner pooling")
     if spec.encoder is not None and (spec.pooler is not None or lora is not None):
@@ -139,7 +143,7 @@ def describe(
 def _family(config: Mapping[str, Any], wanted: Wanted, model_impl: ModelImpl) -> Family | None:
     """None where transformers is to run the model."""
     if model_impl == "transformers":
-        bridged_class(config)
+        bridged_class(config, answers_of(config, wanted))
         return None
     try:
         return find_family(config, wanted)
@@ -147,34 +151,51 @@ def _family(config: Mapping[str, Any], wanted: Wanted, model_impl: ModelImpl) ->
         if model_impl != "auto":
             raise
         try:
-            bridged_class(config)
+            bridged_class(config, answers_of(config, wanted))
         except ModelError as other:
             raise ModelError(f"{error}; nor can transformers run it: {other}") from None
         return None
 
 
+def _spec(family: Family, config: Mapping[str, Any], wanted: Wanted, model_impl: ModelImpl) -> DecoderSpec | None:
+    """None where the family lacks what a value asks for and transformers has it; a key that nobody reads is an error anyway."""
+    reader = Config(config)
+    try:
+        spec = family.spec(reader)
+    except ModelError as error:
+        if model_impl != "auto":
+            raise
+        try:
+            bridged_class(config, answers_of(config, wanted))
+        except ModelError:
+            raise error from None
+        log.warning("%s: so the model runs through transformers", error)
+        return None
+    reader.finish()
+    return spec
+
+
 def support_of(config: Mapping[str, Any]) -> Literal["native", "bridge", "unsupported"]:
     """Who would run a config.json: a family, transformers or nobody. Whether the bridge carries what transformers has, `describe` says."""
     try:
-        return "bridge" if _family(config, AS_IT_IS, "auto") is None else "native"
+        family = _family(config, AS_IT_IS, "auto")
+        return "bridge" if family is None or _spec(family, config, AS_IT_IS, "auto") is None else "native"
     except ModelError:
         return "unsupported"
 
 
-def _check_bridge(checkpoint: Checkpoint, shard: Shard, quantization: str | None, lora: LoraLimits | None, wanted: Wanted) -> None:
+def _check_bridge(checkpoint: Checkpoint, shard: Shard, quantization: str | None, lora: LoraLimits | None) -> None:
     name = f"{_architecture(checkpoint)}, which runs through transformers,"
     if shard.world > 1:
         raise ConfigError(f"{name} cannot be split over {shard.world} ranks; use tensor_parallel_size=1")
-    if wanted.runner == "pooling" or wanted.convert not in ("auto", "none"):
-        raise ConfigError(f"{name} answers with tokens only; leave runner and convert at auto")
     if lora is not None:
         raise ConfigError(f"{name} has no room for adapters; leave out enable_lora, or merge the adapter into its model")
     if quantization not in (None, "none") or checkpoint.config.get("quantization_config"):
         raise ConfigError(f"{name} is served from plain weights only; give a checkpoint that is not quantised")
 
 
-def _bridged(checkpoint: Checkpoint, numerics: Numerics, shard: Shard, table: KernelTable | None) -> Description:
-    spec, module = probe(checkpoint.config, numerics.dtype)
+def _bridged(checkpoint: Checkpoint, numerics: Numerics, shard: Shard, table: KernelTable | None, wanted: Wanted) -> Description:
+    spec, module = outline(checkpoint.config, numerics.dtype, wanted)
     source = checkpoint.open() if checkpoint.open is not None else None
     stored: Mapping[str, StoredTensor] = dict(source.tensors) if source is not None else {}
     packed = [name for name, tensor in stored.items() if not hasattr(torch, tensor.dtype)]
@@ -188,19 +209,7 @@ def _bridged(checkpoint: Checkpoint, numerics: Numerics, shard: Shard, table: Ke
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     saved = module.state_dict().keys()
     parameters = {name: Parameter(name, tuple(tensor.shape), "replicated") for name, tensor in tensors.items() if name in saved}
-    facts = ModelFacts(
-        architecture=_architecture(checkpoint),
-        vocab_size=spec.vocab,
-        width=spec.width,
-        max_positions=spec.max_positions,
-        caches=tuple(call.cache(numerics.kv_dtype) for call in spec.calls),
-        weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
-        work_bytes_per_token=DTYPE_BYTES[numerics.dtype] * (8 * spec.width + 4 * spec.widest),
-        eos_ids=_eos(checkpoint),
-        parameters=sum(parameter.numel() for parameter in module.parameters()),
-        media=spec.media,
-        dtype=numerics.dtype,
-    )
+    facts = facts_of(spec, module, _architecture(checkpoint), numerics, _eos(checkpoint), wanted)
     return Description(facts, spec, None, numerics, shard, format, parameters, tuple(build.uses), stored, {})
 
 
@@ -208,7 +217,8 @@ def page_sizes(description: Description, table: KernelTable) -> tuple[int, ...]:
     """Tokens per page that every layer's attention kernel allows, in the device's order. Raises `ModelError` where none fits all."""
     build = Builder(description.numerics, description.shard, description.format, description.stored, table, lora=description.lora)
     if isinstance(description.spec, BridgeSpec):
-        return BridgeModel(description.spec, build).page_sizes()
+        model = BridgeModel(description.spec, build) if description.spec.way == "paged" else TextModel(description.spec, table)
+        return model.page_sizes()
     return built(description.spec, build, description.facts).page_sizes()
 
 
@@ -227,7 +237,7 @@ def load_model(
     communicator: Communicator | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Decoder | BridgeModel:
+) -> Decoder | BridgeModel | TextModel:
     """Read, pack and place the weights of one rank. Without stored tensors the weights are random numbers drawn from `seed`.
 
     Args:

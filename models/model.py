@@ -95,6 +95,7 @@ class ModelFacts:
         whole_prompts: a prompt must be run in one step. types: token types that it knows.
         media: what else than tokens it takes, or None. dtype: that it computes in.
         encoder: what its layers attend to beside the text, where that has an encoder of its own.
+        replayable: whether steps of the same shapes do the same, so that one can be captured.
     """
 
     architecture: str
@@ -114,6 +115,7 @@ class ModelFacts:
     media: MediaFacts | None = None
     dtype: str = "float32"
     encoder: EncoderFacts | None = None
+    replayable: bool = True
 
 
 class Model(Protocol):

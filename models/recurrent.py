@@ -146,4 +146,27 @@ class ShortConv:
         return 5 * self.width
 
 
-Recurrent = Selective | Ssd | GatedDelta | KimiDelta | Lightning | ShortConv
+@dataclass(frozen=True)
+class TimeMix:
+    """RWKV's averages over time (arXiv:2305.13048): `inner` channels with a decay each. Keys, values and gates see blends of a token with
+    the one before it."""
+
+    inner: int
+
+    @property
+    def numbers(self) -> int:
+        return 12 * self.inner
+
+
+@dataclass(frozen=True)
+class ChannelMix:
+    """RWKV's feed-forward, `down(relu(up)²)` behind a gate as wide as the layer; up and gate see such blends too."""
+
+    hidden: int
+
+    @property
+    def numbers(self) -> int:
+        return 4 * self.hidden
+
+
+Recurrent = Selective | Ssd | GatedDelta | KimiDelta | Lightning | ShortConv | TimeMix | ChannelMix

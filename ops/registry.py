@@ -23,6 +23,7 @@ from pagoda.ops.cases.rope_write import ROPE_WRITE
 from pagoda.ops.cases.sampling import PENALIZE, SAMPLE, TOKEN_BITMASK, TOP_LOGPROBS
 from pagoda.ops.cases.segment_attention import SEGMENT_ATTENTION
 from pagoda.ops.cases.state import CAUSAL_CONV1D, GATED_DELTA_RULE, SELECTIVE_SCAN, SSD_SCAN
+from pagoda.ops.cases.wkv import WKV
 from pagoda.ops.linear_fp8 import dequantised_bytes as dequantised_fp8_bytes
 from pagoda.ops.linear_gguf import dequantised_bytes
 from pagoda.ops.moe_gguf import decoded_experts_bytes
@@ -34,7 +35,7 @@ _OPS = (
     GATED_ACTIVATION, ACTIVATION,
     ROPE, WRITE_KV, ROPE_WRITE, PAGED_ATTENTION, SEGMENT_ATTENTION,
     ROUTE, MOE_MLP, MOE_MLP_GGUF,
-    CAUSAL_CONV1D, SELECTIVE_SCAN, SSD_SCAN, GATED_DELTA_RULE,
+    CAUSAL_CONV1D, SELECTIVE_SCAN, SSD_SCAN, GATED_DELTA_RULE, WKV,
     PENALIZE, TOKEN_BITMASK, SAMPLE, TOP_LOGPROBS,
 )  # fmt: skip
 

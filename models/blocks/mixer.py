@@ -11,12 +11,15 @@ from pagoda.models.blocks.lightning import LightningBlock
 from pagoda.models.blocks.mamba import SelectiveBlock, SsdBlock
 from pagoda.models.blocks.mla import MlaBlock
 from pagoda.models.blocks.paged import Step
+from pagoda.models.blocks.rwkv import ChannelMixBlock, TimeMixBlock
 from pagoda.models.blocks.short_conv import ShortConvBlock
 from pagoda.models.builder import Builder
-from pagoda.models.recurrent import GatedDelta, KimiDelta, Lightning, Recurrent, Selective, ShortConv, Ssd
+from pagoda.models.recurrent import ChannelMix, GatedDelta, KimiDelta, Lightning, Recurrent, Selective, ShortConv, Ssd, TimeMix
 from pagoda.models.spec import MLA, Attention, Bidirectional, Both, Cross, Mixer
 
-RecurrentBlock = SelectiveBlock | SsdBlock | GatedDeltaBlock | KimiDeltaBlock | LightningBlock | ShortConvBlock
+RecurrentBlock = (
+    SelectiveBlock | SsdBlock | GatedDeltaBlock | KimiDeltaBlock | LightningBlock | ShortConvBlock | TimeMixBlock | ChannelMixBlock
+)
 
 
 class BothBlock:
@@ -68,3 +71,7 @@ def recurrent_block(build: Builder, path: str, spec: Recurrent, width: int) -> R
             return LightningBlock(build, path, spec, width)
         case ShortConv():
             return ShortConvBlock(build, path, spec, width)
+        case TimeMix():
+            return TimeMixBlock(build, path, spec, width)
+        case ChannelMix():
+            return ChannelMixBlock(build, path, spec, width)

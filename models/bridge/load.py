@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from pagoda.hal.errors import CheckpointError, ModelError, PagodaError
 from pagoda.hal.memory import MemoryKind
 from pagoda.models.bridge.interface import RUN, register
 from pagoda.models.bridge.model import BridgeModel
-from pagoda.models.bridge.module import Module, attend_by, bridged_class, choose_experts, hollow_module, read_config
+from pagoda.models.bridge.kinds import bridged_class
+from pagoda.models.bridge.module import Module, attend_by, choose_experts, hollow_module, read_config
 from pagoda.models.bridge.spec import BridgeSpec
+from pagoda.models.bridge.texts import PooledTexts, RecomputedTexts, TextModel
 from pagoda.models.builder import Builder
 from pagoda.models.direct import DirectRun
 from pagoda.models.model import ModelFacts
@@ -43,30 +46,53 @@ class Lazy:
         return list(self.shape)
 
 
-def load_bridged(spec: BridgeSpec, facts: ModelFacts, build: Builder, device: Device, stored: Mapping[str, StoredTensor]) -> BridgeModel:
-    """Read and place the weights, and compare a few tokens with transformers' own attention. Raises `CheckpointError`, `ModelError`."""
+def load_bridged(
+    spec: BridgeSpec, facts: ModelFacts, build: Builder, device: Device, stored: Mapping[str, StoredTensor]
+) -> BridgeModel | TextModel:
+    """Read and place the weights, and hold a few tokens against what transformers does. Raises `CheckpointError`, `ModelError`."""
     register()
-    dtype = build.numerics.dtype
-    if device.torch_device.type == "meta":
-        return BridgeModel(spec, build, facts, hollow_module(spec.config, dtype, RUN))
-    module = _module(spec.config, dtype, stored)
-    attend_by(module, spec.body, RUN)
-    _place(module, device)
-    model = BridgeModel(spec, build, facts, module, lambda: _refill(module, spec.config, dtype, stored))
+    dtype, attention = build.numerics.dtype, RUN if spec.way == "paged" else None
+
+    def read() -> Module:
+        return _module(spec, dtype, stored, attention)
+
+    hollow = device.torch_device.type == "meta"
+    module = hollow_module(bridged_class(spec.config, spec.answers), spec.config, dtype, attention) if hollow else read()
+    if hollow and spec.way == "paged":
+        return BridgeModel(spec, build, facts, module)
+    if spec.way == "paged":
+        attend_by(module, spec.body, RUN)
+    if not hollow:
+        _place(module, device)
+    if spec.way == "texts":
+        return _texts(spec, facts, build, module, partial(_refill, module, read), hollow)
+    model = BridgeModel(spec, build, facts, module, partial(_refill, module, read))
     _check(model, device, dtype)
     return model
 
 
-def _module(config: Mapping[str, Any], dtype: str, stored: Mapping[str, StoredTensor]) -> Module:
-    kind, weights = bridged_class(config), {name: Lazy(tensor) for name, tensor in stored.items()}
-    settings = read_config(config)
+def _texts(
+    spec: BridgeSpec, facts: ModelFacts, build: Builder, module: Module, refill: Callable[[], None], hollow: bool
+) -> TextModel:
+    if facts.pooler is not None:
+        return PooledTexts(spec, build.table, facts, module, refill)
+    model = RecomputedTexts(spec, build.table, facts, module, refill)
+    if not hollow:
+        _check_causal(model, build.numerics.dtype)
+    return model
+
+
+def _module(spec: BridgeSpec, dtype: str, stored: Mapping[str, StoredTensor], attention: str | None) -> Module:
+    kind, weights = bridged_class(spec.config, spec.answers), {name: Lazy(tensor) for name, tensor in stored.items()}
+    settings, asked = read_config(spec.config), {} if attention is None else {"attn_implementation": "eager"}
     try:
         module, info = kind.from_pretrained(
-            None, config=settings, state_dict=weights, dtype=getattr(torch, dtype), attn_implementation="eager", output_loading_info=True
+            None, config=settings, state_dict=weights, dtype=getattr(torch, dtype), output_loading_info=True, **asked
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise CheckpointError(f"transformers cannot load these weights into {kind.__name__}: {error}") from error
-    missing = sorted(info["missing_keys"])
+    # What a plain model makes of its first state is not asked for, and often not stored.
+    missing = sorted(name for name in info["missing_keys"] if spec.answers != "vectors" or "pooler" not in name)
     if missing:
         raise CheckpointError(f"{kind.__name__} lacks {len(missing)} tensors: {', '.join(missing[:20])}; fetch the checkpoint again")
     unexpected = sorted(info["unexpected_keys"])
@@ -87,16 +113,34 @@ def _place(module: Module, device: Device) -> None:
         tensor.data = moved[key]
 
 
-def _refill(module: Module, config: Mapping[str, Any], dtype: str, stored: Mapping[str, StoredTensor]) -> None:
-    again = _module(config, dtype, stored)
+def _refill(module: Module, read: Callable[[], Module]) -> None:
+    again = read()
     for tensors, fresh in ((module.parameters(), again.parameters()), (module.buffers(), again.buffers())):
         for tensor, new in zip(tensors, fresh, strict=True):
             tensor.data.copy_(new)
 
 
 @torch.inference_mode()
+def _check_causal(model: RecomputedTexts, dtype: str) -> None:
+    """A text that grows keeps what it was answered."""
+    ids = torch.tensor(_some_ids(model.facts.vocab_size))
+    short = ids[: CHECKED[0]]
+    try:
+        before, after = model.of_text(short, len(short)), model.of_text(ids, len(ids))[: len(short)]
+    except Exception as error:  # whatever a model's code raises
+        raise ModelError(f"transformers' {model.facts.architecture} cannot read a text alone: {type(error).__name__}: {error}") from error
+    apart = ((before - after).float().norm(dim=-1) / before.float().norm(dim=-1).clamp(min=1e-6)).median()
+    if not apart <= APART.get(dtype, LOOSE):
+        raise ModelError(f"{model.facts.architecture} is not causal: later tokens change what it makes of earlier ones")
+
+
+def _some_ids(vocab: int) -> list[int]:
+    return [(64 + 7919 * i) % vocab for i in range(sum(CHECKED))]
+
+
+@torch.inference_mode()
 def _check(model: BridgeModel, device: Device, dtype: str) -> None:
-    ids = [(64 + 7919 * i) % model.facts.vocab_size for i in range(sum(CHECKED))]
+    ids = _some_ids(model.facts.vocab_size)
     try:
         run = DirectRun(model, device, 1, len(ids))
         steps = [run.step([(0, ids[: CHECKED[0]])]).hidden, run.step([(0, ids[CHECKED[0] :])]).hidden]

@@ -1,4 +1,4 @@
-"""The transformers class of a configuration, its module without weights, and the part of it that gives hidden states."""
+"""A module of transformers without weights, and the part of it that gives hidden states."""
 
 from __future__ import annotations
 
@@ -25,29 +25,6 @@ def transformers() -> Any:
     return package
 
 
-def bridged_class(config: Mapping[str, Any]) -> Any:
-    """The causal language model of transformers that a config.json names. Raises `ModelError` where there is none."""
-    package = transformers()
-    architectures = tuple(config.get("architectures") or ())
-    model_type = config.get("model_type")
-    if model_type not in package.CONFIG_MAPPING:
-        raise ModelError(f"transformers {package.__version__} has no model type {model_type!r}")
-    classes = _classes(package, package.CONFIG_MAPPING[model_type])
-    if not classes:
-        raise ModelError(f"transformers {package.__version__} has no causal language model for model type {model_type!r}")
-    named = [one for one in classes if one.__name__ in architectures]
-    if architectures and not named:
-        raise ModelError(f"{', '.join(architectures)} is no causal language model: of {model_type!r} there is {classes[0].__name__}")
-    return named[0] if named else classes[0]
-
-
-def _classes(package: Any, kind: Any) -> list[Any]:
-    """Of a configuration's class, the models that answer with tokens: to text first, then to images and text."""
-    autos = (package.AutoModelForCausalLM, package.AutoModelForImageTextToText, package.AutoModelForMultimodalLM)
-    found = [auto._model_mapping[kind] for auto in autos if kind in auto._model_mapping]
-    return [one for each in found for one in (each if isinstance(each, tuple) else (each,))]
-
-
 def read_config(config: Mapping[str, Any]) -> Any:
     """The `PreTrainedConfig` of a config.json. Raises `ModelError` for values that transformers refuses."""
     kind = transformers().CONFIG_MAPPING[config["model_type"]]
@@ -57,17 +34,17 @@ def read_config(config: Mapping[str, Any]) -> Any:
         raise ModelError(f"transformers refuses this configuration: {error}") from error
 
 
-def hollow_module(config: Mapping[str, Any], dtype: str, attention: str) -> Module:
-    """The module with parameters that have shapes and no numbers."""
-    kind = bridged_class(config)
+def hollow_module(kind: Any, config: Mapping[str, Any], dtype: str, attention: str | None) -> Module:
+    """A module of class `kind` with parameters that have shapes and no numbers. attention: None leaves it to transformers."""
     with torch.device("meta"):
         try:
-            module = kind._from_config(read_config(config), dtype=getattr(torch, dtype), attn_implementation="eager")
+            asked = {} if attention is None else {"attn_implementation": "eager"}
+            module = kind._from_config(read_config(config), dtype=getattr(torch, dtype), **asked)
         except ModelError:
             raise
         except Exception as error:  # whatever a model class raises
             raise ModelError(f"transformers cannot build {kind.__name__}: {type(error).__name__}: {error}") from error
-    for part in module.modules():
+    for part in module.modules() if attention is not None else ():
         if isinstance(part, transformers().PreTrainedModel):
             part.config._attn_implementation_internal = attention
     choose_experts(module)

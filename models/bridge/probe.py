@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from pagoda.hal.errors import ModelError
 from pagoda.models.bridge.encoder import media_facts
-from pagoda.models.bridge.interface import ASK, ATTRIBUTE, register
+from pagoda.models.bridge.interface import ASK, ATTRIBUTE, RUN, register
 from pagoda.models.bridge.masks import visible_of
-from pagoda.models.bridge.module import Given, Module, body_paths, hollow_module, replaced
+from pagoda.models.bridge.kinds import bridged_class
+from pagoda.models.bridge.module import Given, Module, attend_by, body_paths, hollow_module, replaced
 from pagoda.models.bridge.spec import AttentionCall, BridgeSpec, Visible
 
 TOKENS = 3
@@ -40,7 +41,7 @@ def probe(config: Mapping[str, Any], dtype: str) -> tuple[BridgeSpec, Module]:
     """What the bridge needs to know, and the hollow module. Raises `ModelError` naming why a model cannot be carried."""
     register()
     _check_config(config)
-    module = hollow_module(config, dtype, ASK)
+    module = hollow_module(bridged_class(config), config, dtype, ASK)
     recorder = Recorder()
     for path, part in module.named_modules():
         setattr(part, ATTRIBUTE, recorder.bound(path, part))
@@ -48,11 +49,12 @@ def probe(config: Mapping[str, Any], dtype: str) -> tuple[BridgeSpec, Module]:
     settings = module.config.get_text_config(decoder=True)
     calls = tuple(recorder.calls)
     _check_calls(calls, _layers(settings), type(module).__name__)
+    _check_unmasked(module, body)
     logits = head(module, top, hidden)
-    first = _first_position(module)
+    first = first_position_of(module)
     longest, width = _max_positions(settings) - first, hidden.shape[-1]
     media = media_facts(module, body, width)
-    return BridgeSpec(config, body, calls, logits.shape[-1], width, _widest(module), longest, first, top, media), module
+    return BridgeSpec(config, body, calls, logits.shape[-1], width, widest_of(module), longest, first, top, media), module
 
 
 def head(module: Module, top: str, hidden: torch.Tensor) -> torch.Tensor:
@@ -85,15 +87,30 @@ def _body(module: Module, recorder: Recorder) -> tuple[str, str, torch.Tensor]:
     raise ModelError(f"transformers' {type(module).__name__} cannot be run from outside: {'; '.join(reasons) or 'it has no body'}")
 
 
-def _run(body: Any) -> torch.Tensor:
+def _run(body: Any, positions: bool = False) -> torch.Tensor:
     taken = inspect.signature(body.forward).parameters
     if "position_ids" not in taken:
         raise ModelError(f"transformers' {type(body).__name__} takes no position_ids: several requests cannot share its forward")
     ids = torch.zeros(1, TOKENS, dtype=torch.int64, device="meta")
     # A mask of rows keeps transformers from looking into positions for packed texts.
     options = {"attention_mask": torch.ones_like(ids)} if "attention_mask" in taken else {}
+    if positions:
+        options = {"position_ids": torch.zeros_like(ids)}
     hidden: torch.Tensor = body(input_ids=ids, use_cache=False, **options).last_hidden_state
     return hidden
+
+
+def _check_unmasked(module: Module, body: str) -> None:
+    """Steps on pages are run without a mask."""
+    attend_by(module, body, RUN)
+    try:
+        _run(module.get_submodule(body), positions=True)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever a model's code raises
+        raise ModelError(f"transformers' {type(module).__name__} cannot run on pages: {type(error).__name__}: {error}") from error
+    finally:
+        attend_by(module, body, ASK)
 
 
 def _call(path: str, module: Any, qkv: tuple[torch.Tensor, ...], mask: torch.Tensor | None, options: dict[str, Any]) -> AttentionCall:
@@ -149,12 +166,12 @@ def _layers(settings: Any) -> int:
     return int(getattr(settings, "num_hidden_layers", 0))
 
 
-def _widest(module: Module) -> int:
+def widest_of(module: Module) -> int:
     top = module.get_output_embeddings()
     return max((part.out_features for part in module.modules() if isinstance(part, torch.nn.Linear) and part is not top), default=0)
 
 
-def _first_position(module: Module) -> int:
+def first_position_of(module: Module) -> int:
     """Position tables of RoBERTa's kin begin behind the row of padding."""
     for part in module.modules():
         if hasattr(part, "create_position_ids_from_input_ids") and isinstance(getattr(part, "padding_idx", None), int):
@@ -163,8 +180,14 @@ def _first_position(module: Module) -> int:
 
 
 def _max_positions(settings: Any) -> int:
-    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
-        value = getattr(settings, name, None)
-        if isinstance(value, int):
-            return value
-    raise ModelError("the configuration names no longest sequence; give max_position_embeddings with --hf-overrides")
+    found = longest_of(settings)
+    if found is None:
+        raise ModelError("the configuration names no longest sequence; give max_position_embeddings with --hf-overrides")
+    return found
+
+
+def longest_of(settings: Any) -> int | None:
+    """Positions that a configuration allows; None where it says nothing of them."""
+    names = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_target_positions", "context_length")
+    values = (getattr(settings, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)

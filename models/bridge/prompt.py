@@ -13,6 +13,7 @@ import torch
 from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.models.bridge.encoder import parent_of
 from pagoda.models.bridge.interface import ASK, register
+from pagoda.models.bridge.kinds import bridged_class
 from pagoda.models.bridge.module import body_paths, hollow_module, transformers
 from pagoda.models.media import MediaItem, MediaPositions, digest_of
 from pagoda.models.media_tensors import numbers_of
@@ -29,7 +30,7 @@ class MediaReader:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         register()
-        module = hollow_module(config, "float32", ASK)
+        module = hollow_module(bridged_class(config), config, "float32", ASK)
         body, top = body_paths(module)[0]
         self._parent = parent_of(module, body)
         self._taken = set(inspect.signature(module.get_submodule(top).forward).parameters)

@@ -1,14 +1,20 @@
-"""What is known of a bridged model: each attention call of its forward, and its sizes."""
+"""What is known of a bridged model: how it is run, each attention call of its forward, and its sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pagoda.hal.kv import CacheKind, LayerCache, stored_dim
 from pagoda.models.media import MediaFacts
 from pagoda.ops.attention import AttentionFacts
+
+
+Answers = Literal["tokens", "vectors", "scores", "token_scores"]
+
+Way = Literal["paged", "texts"]
+"""How a step is run: tokens of all requests as one row with attention on pages, or each text by itself (`texts.py`)."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class AttentionCall:
 
 @dataclass(frozen=True)
 class BridgeSpec:
-    """A causal language model of transformers, seen from outside.
+    """A model of transformers, seen from outside.
 
     Attributes:
         config: config.json. body: path of the module that gives hidden states; the rest of the model makes logits of them.
@@ -77,6 +83,7 @@ class BridgeSpec:
         widest: most outputs of one linear layer but the head.
         media: what else than tokens it takes, or None.
         first_position: what the model calls the position of a text's first token.
+        way: how it is run. answers: which of its type's classes it is.
     """
 
     config: Mapping[str, Any]
@@ -89,3 +96,5 @@ class BridgeSpec:
     first_position: int = 0
     top: str = ""
     media: MediaFacts | None = None
+    way: Way = "paged"
+    answers: Answers = "tokens"

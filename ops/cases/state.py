@@ -40,7 +40,8 @@ SHAPES = (
 )
 
 
-def _batch(rows: Rows) -> tuple[StateBatch, int]:
+def batch_of(rows: Rows) -> tuple[StateBatch, int]:
+    """A step of these rows, and its tokens with padding."""
     count = len(rows.lengths)
     start = torch.tensor([0, *np.cumsum(rows.lengths)], dtype=torch.int32)
     read = torch.tensor([2 * r + 1 for r in range(count)])
@@ -54,7 +55,7 @@ def _batch(rows: Rows) -> tuple[StateBatch, int]:
     return batch, tokens
 
 
-def _pages(gen: torch.Generator, rows: Rows, batch: StateBatch, dtype: str, *shape: int) -> torch.Tensor:
+def pages_of(gen: torch.Generator, rows: Rows, batch: StateBatch, dtype: str, *shape: int) -> torch.Tensor:
     """Pages with NaN wherever no request may look, `shape` numbers each, further apart than they are long."""
     pages = torch.full((2 * len(rows.lengths) + 2, *shape[:-1], shape[-1] + 8), float("nan"), dtype=getattr(torch, dtype))[..., : shape[-1]]
     for page, fresh in zip(batch.read.tolist(), rows.fresh, strict=True):
@@ -63,7 +64,7 @@ def _pages(gen: torch.Generator, rows: Rows, batch: StateBatch, dtype: str, *sha
     return pages
 
 
-def _walk(batch: StateBatch, pages: torch.Tensor, out: Array, walk: Walk) -> tuple[torch.Tensor, torch.Tensor]:
+def walk_of(batch: StateBatch, pages: torch.Tensor, out: Array, walk: Walk) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs, NaN for padding tokens, and pages after the step."""
     after = pages.double().clone()
     out[:] = np.nan
@@ -79,7 +80,8 @@ def _walk(batch: StateBatch, pages: torch.Tensor, out: Array, walk: Walk) -> tup
     return torch.from_numpy(out), after
 
 
-def _numbers(case: Case, count: int) -> list[Array]:
+def numbers(case: Case, count: int) -> list[Array]:
+    """The first `count` arguments in float64."""
     return [arg.double().numpy() for arg in case.args[:count]]
 
 
@@ -93,22 +95,22 @@ def _conv_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
         sums = np.stack([(seen[i : i + facts.taps].T * weight).sum(1) + bias for i in range(tokens.stop - tokens.start)])
         return sums / (1 + np.exp(-sums)) if facts.activation == "silu" else sums, seen[len(seen) - facts.taps + 1 :].T
 
-    return _walk(batch, pages, np.zeros(inputs.shape), walk)
+    return walk_of(batch, pages, np.zeros(inputs.shape), walk)
 
 
 def _conv_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
     for facts in (ConvFacts(dtype, 24, 4), ConvFacts(dtype, 40, 3, bias=True, activation="none"), ConvFacts(dtype, 8, 2, bias=True)):
         for rows in SHAPES:
-            batch, tokens = _batch(rows)
+            batch, tokens = batch_of(rows)
             weights = {"weight": draw(gen, facts.channels, facts.taps, dtype=dtype)}
             if facts.bias:
                 weights["bias"] = draw(gen, facts.channels, dtype=dtype)
-            pages = _pages(gen, rows, batch, dtype, facts.channels, facts.taps - 1)
+            pages = pages_of(gen, rows, batch, dtype, facts.channels, facts.taps - 1)
             yield Case(rows.label, facts, (draw(gen, tokens, facts.channels, dtype=dtype), pages, batch), weights, mutates=(1,))
 
 
 def _selective_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    x, dt, a, b, c, d = _numbers(case, 6)
+    x, dt, a, b, c, d = numbers(case, 6)
 
     def walk(state: Array, tokens: slice) -> tuple[Array, Array]:
         outputs = []
@@ -117,24 +119,24 @@ def _selective_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
             outputs.append(state @ c[t] + d * x[t])
         return np.stack(outputs), state
 
-    return _walk(case.args[7], case.args[6], np.zeros(x.shape), walk)
+    return walk_of(case.args[7], case.args[6], np.zeros(x.shape), walk)
 
 
 def _selective_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
     for facts in (SelectiveScanFacts(dtype, 24, 16), SelectiveScanFacts(dtype, 8, 4)):
         for rows in SHAPES:
-            batch, tokens = _batch(rows)
+            batch, tokens = batch_of(rows)
             size, state = facts.channels, facts.state
             args = (
                 draw(gen, tokens, size, dtype=dtype), draw(gen, tokens, size).abs(), -draw(gen, size, state).exp(),
                 draw(gen, tokens, state, dtype=dtype), draw(gen, tokens, state, dtype=dtype), draw(gen, size),
-                _pages(gen, rows, batch, "float32", size, state), batch,
+                pages_of(gen, rows, batch, "float32", size, state), batch,
             )  # fmt: skip
             yield Case(rows.label, facts, args, mutates=(6,))
 
 
 def _ssd_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    x, dt, a, b, c = _numbers(case, 5)
+    x, dt, a, b, c = numbers(case, 5)
     d = case.args[5].double().numpy() if case.args[5] is not None else np.zeros(len(a))
     repeat = case.facts.heads // case.facts.groups
 
@@ -150,25 +152,25 @@ def _ssd_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
             outputs.append(out)
         return np.stack(outputs), state
 
-    return _walk(case.args[7], case.args[6], np.zeros(x.shape), walk)
+    return walk_of(case.args[7], case.args[6], np.zeros(x.shape), walk)
 
 
 def _ssd_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
     for facts in (SsdFacts(dtype, 4, 16, 2, 8), SsdFacts(dtype, 3, 8, 1, 16), SsdFacts(dtype, 2, 16, 2, 16)):
         for rows in SHAPES:
-            batch, tokens = _batch(rows)
+            batch, tokens = batch_of(rows)
             heads, groups = facts.heads, facts.groups
             args = (
                 draw(gen, tokens, heads, facts.head_dim, dtype=dtype), draw(gen, tokens, heads).abs(), -draw(gen, heads).exp(),
                 draw(gen, tokens, groups, facts.state, dtype=dtype), draw(gen, tokens, groups, facts.state, dtype=dtype),
                 draw(gen, heads) if groups < heads else None,
-                _pages(gen, rows, batch, "float32", heads, facts.head_dim, facts.state), batch,
+                pages_of(gen, rows, batch, "float32", heads, facts.head_dim, facts.state), batch,
             )  # fmt: skip
             yield Case(rows.label, facts, args, mutates=(6,))
 
 
 def _delta_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    q, k, v, log_decay, beta = _numbers(case, 5)
+    q, k, v, log_decay, beta = numbers(case, 5)
     facts = case.facts
     repeat = facts.heads // facts.k_heads
 
@@ -184,20 +186,20 @@ def _delta_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
             outputs.append(out)
         return np.stack(outputs), state
 
-    return _walk(case.args[6], case.args[5], np.zeros(v.shape), walk)
+    return walk_of(case.args[6], case.args[5], np.zeros(v.shape), walk)
 
 
 def _delta_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
     kinds = (DeltaFacts(dtype, 2, 4, 8, 16), DeltaFacts(dtype, 2, 2, 16, 8, by_channel=True), DeltaFacts(dtype, 1, 1, 16, 16))
     for facts in kinds:
         for rows in SHAPES:
-            batch, tokens = _batch(rows)
+            batch, tokens = batch_of(rows)
             q, k = (draw(gen, tokens, facts.k_heads, facts.k_dim, dtype=dtype) for _ in range(2))
             decay = (tokens, facts.heads, facts.k_dim) if facts.by_channel else (tokens, facts.heads)
             unit = (k.float() / k.float().norm(dim=-1, keepdim=True).clamp(min=1e-6)).to(k.dtype)
             args = (
                 q, unit, draw(gen, tokens, facts.heads, facts.v_dim, dtype=dtype), -draw(gen, *decay).abs(),
-                torch.rand(tokens, facts.heads, generator=gen), _pages(gen, rows, batch, "float32", facts.heads, facts.k_dim, facts.v_dim),
+                torch.rand(tokens, facts.heads, generator=gen), pages_of(gen, rows, batch, "float32", facts.heads, facts.k_dim, facts.v_dim),
                 batch,
             )  # fmt: skip
             yield Case(rows.label, facts, args, mutates=(5,))
@@ -208,13 +210,14 @@ def _recurrent_tolerance(case: Case) -> float:
     return tolerance(case.facts.dtype, 4096, roundings=2)
 
 
-def _no_parts(case: Case) -> Iterator[Any]:
+def no_parts(case: Case) -> Iterator[Any]:
+    """Nothing packed is addressed by parts."""
     return iter(())
 
 
 CAUSAL_CONV1D = Op(
-    "causal_conv1d", CausalConvReference, _conv_oracle, lambda case: tolerance(case.facts.dtype, 16, roundings=2), _conv_cases, _no_parts
+    "causal_conv1d", CausalConvReference, _conv_oracle, lambda case: tolerance(case.facts.dtype, 16, roundings=2), _conv_cases, no_parts
 )
-SELECTIVE_SCAN = Op("selective_scan", SelectiveScanReference, _selective_oracle, _recurrent_tolerance, _selective_cases, _no_parts)
-SSD_SCAN = Op("ssd_scan", SsdScanReference, _ssd_oracle, _recurrent_tolerance, _ssd_cases, _no_parts)
-GATED_DELTA_RULE = Op("gated_delta_rule", GatedDeltaReference, _delta_oracle, _recurrent_tolerance, _delta_cases, _no_parts)
+SELECTIVE_SCAN = Op("selective_scan", SelectiveScanReference, _selective_oracle, _recurrent_tolerance, _selective_cases, no_parts)
+SSD_SCAN = Op("ssd_scan", SsdScanReference, _ssd_oracle, _recurrent_tolerance, _ssd_cases, no_parts)
+GATED_DELTA_RULE = Op("gated_delta_rule", GatedDeltaReference, _delta_oracle, _recurrent_tolerance, _delta_cases, no_parts)

@@ -56,7 +56,7 @@ class CapturedSteps:
 
     def __init__(self, device: Device, forward: Forward, pages: Pages, rows: int, longest: int, group: Communicator | None = None) -> None:
         self._device, self._forward, self._pages, self._longest = device, forward, pages, longest
-        captured = group is None or all(map(group.capturable, COLLECTIVES))
+        captured = forward.model.facts.replayable and (group is None or all(map(group.capturable, COLLECTIVES)))
         self._policy = device.graphs.policy if captured else GraphPolicy()
         self._steps: dict[tuple[object, ...], Captured] = {}
         self._generation = 0

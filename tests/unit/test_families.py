@@ -185,6 +185,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "no_rope_layers": [1, 0, 1, 0],
         },
     ),
+    "rwkv": ("Rwkv", {"attention_hidden_size": 48, "intermediate_size": 80, "rescale_every": 0}),
     "mamba": ("Mamba", {"state_size": 6, "time_step_rank": 3, "conv_kernel": 3, "use_bias": True}),
     "falcon_mamba": ("FalconMamba", {"state_size": 6, "time_step_rank": 3, "tie_word_embeddings": False}),
     "mamba2": ("Mamba2", {"state_size": 6, "num_heads": 8, "head_dim": 8, "n_groups": 2, "time_step_limit": [0.01, 0.9], "chunk_size": 8}),
