@@ -15,9 +15,9 @@ from pagoda.hal.kernel import Facts
 from pagoda.hal.kv import DTYPE_BYTES
 from pagoda.hal.table import KernelTable
 from pagoda.models.adapters.slots import LoraLimits
+from pagoda.models.bridge.kinds import answers_of, bridged_class
 from pagoda.models.bridge.load import load_bridged
 from pagoda.models.bridge.model import BridgeModel
-from pagoda.models.bridge.kinds import answers_of, bridged_class
 from pagoda.models.bridge.outline import facts_of, outline
 from pagoda.models.bridge.spec import BridgeSpec
 from pagoda.models.bridge.texts import TextModel

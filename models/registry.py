@@ -75,6 +75,18 @@ def tasks_of(architecture: str, model_type: str) -> tuple[str, ...] | None:
         return ("generate",)
     if known is None and pooling_family(architecture, {"model_type": model_type}, families()) is None:
         return None
+    return pooled_tasks(architecture)
+
+
+def bridged_tasks(architecture: str) -> tuple[str, ...]:
+    """The same of an architecture that transformers runs."""
+    generates = architecture.endswith(("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "WithLMHead"))
+    pools = architecture.endswith(("Model", "Classification", "Encoder"))
+    return pooled_tasks(architecture) if pools and not generates else ("generate",)
+
+
+def pooled_tasks(architecture: str) -> tuple[str, ...]:
+    """Of one that answers with vectors or scores."""
     ends = {"ForSequenceClassification": "classify", "ForTokenClassification": "token_classify", "RewardModel": "token_classify"}
     return next(((task,) for end, task in ends.items() if architecture.endswith(end)), ("embed",))
 

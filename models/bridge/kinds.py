@@ -38,7 +38,9 @@ def bridged_class(config: Mapping[str, Any], answers: Answers = "tokens") -> Any
     if model_type not in package.CONFIG_MAPPING:
         raise ModelError(f"transformers {package.__version__} has no model type {model_type!r}")
     classes = _classes(package, package.CONFIG_MAPPING[model_type], answers)
-    what = {"tokens": "causal language model", "vectors": "plain model", "scores": "classifier", "token_scores": "token classifier"}[answers]
+    what = {"tokens": "causal language model", "vectors": "plain model", "scores": "classifier", "token_scores": "token classifier"}[
+        answers
+    ]
     if not classes:
         raise ModelError(f"transformers {package.__version__} has no {what} for model type {model_type!r}")
     architectures = tuple(config.get("architectures") or ())

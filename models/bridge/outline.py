@@ -32,12 +32,13 @@ def outline(config: Mapping[str, Any], dtype: str, wanted: Wanted) -> tuple[Brid
         except ModelError as error:
             log.warning("%s: so each text is computed again for every token, which is slow", error)
     module = hollow_module(bridged_class(config, answers), config, dtype, None)
-    settings = module.config.get_text_config(decoder=answers == "tokens")
-    width = len(module.config.id2label) if answers in ("scores", "token_scores") else int(settings.hidden_size)
+    settings = module.config.get_text_config(decoder=True if answers == "tokens" else None)
+    widest = widest_of(module)
+    width = len(module.config.id2label) if answers in ("scores", "token_scores") else int(getattr(settings, "hidden_size", widest))
     top = module.get_output_embeddings() if answers == "tokens" else None
     vocab = int(settings.vocab_size if top is None else top.weight.shape[0])
     longest = (longest_of(settings) or LONGEST) - first_position_of(module)
-    return BridgeSpec(config, "", (), vocab, width, widest_of(module), longest, way="texts", answers=answers), module
+    return BridgeSpec(config, "", (), vocab, width, widest, longest, way="texts", answers=answers), module
 
 
 def facts_of(spec: BridgeSpec, module: Module, architecture: str, numerics: Numerics, eos: tuple[int, ...], wanted: Wanted) -> ModelFacts:

@@ -11,19 +11,21 @@ import torch
 from pagoda.hal.errors import ModelError
 from pagoda.models.bridge.encoder import media_facts
 from pagoda.models.bridge.interface import ASK, ATTRIBUTE, RUN, register
-from pagoda.models.bridge.masks import visible_of
 from pagoda.models.bridge.kinds import bridged_class
+from pagoda.models.bridge.masks import visible_of
 from pagoda.models.bridge.module import Given, Module, attend_by, body_paths, hollow_module, replaced
 from pagoda.models.bridge.spec import AttentionCall, BridgeSpec, Visible
 
-TOKENS = 3
+TOKENS = 300
+"""Of the text that is run without numbers: long enough for layers that sum up many tokens in one key."""
 
 
 @dataclass
 class Recorder:
-    """Of one forward: the calls that modules made."""
+    """Of one forward: the calls that modules made, while it listens."""
 
     calls: list[AttentionCall] = field(default_factory=list)
+    listens: bool = True
 
     def bound(self, path: str, module: Any) -> Any:
         """What stands in the module at `path` for its attention."""
@@ -31,7 +33,8 @@ class Recorder:
         def ask(
             query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, options: dict[str, Any]
         ) -> torch.Tensor:
-            self.calls.append(_call(path, module, (query, key, value), mask, options))
+            if self.listens:
+                self.calls.append(_call(path, module, (query, key, value), mask, options))
             return query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
 
         return ask
@@ -45,11 +48,13 @@ def probe(config: Mapping[str, Any], dtype: str) -> tuple[BridgeSpec, Module]:
     recorder = Recorder()
     for path, part in module.named_modules():
         setattr(part, ATTRIBUTE, recorder.bound(path, part))
-    body, top, hidden = _body(module, recorder)
     settings = module.config.get_text_config(decoder=True)
+    tokens = min(TOKENS, longest_of(settings) or TOKENS)
+    body, top, hidden = _body(module, recorder, tokens)
     calls = tuple(recorder.calls)
     _check_calls(calls, _layers(settings), type(module).__name__)
-    _check_unmasked(module, body)
+    recorder.listens = False
+    _check_unmasked(module, body, tokens)
     logits = head(module, top, hidden)
     first = first_position_of(module)
     longest, width = _max_positions(settings) - first, hidden.shape[-1]
@@ -67,13 +72,13 @@ def head(module: Module, top: str, hidden: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def _body(module: Module, recorder: Recorder) -> tuple[str, str, torch.Tensor]:
+def _body(module: Module, recorder: Recorder, tokens: int) -> tuple[str, str, torch.Tensor]:
     """The first submodule that makes all attention calls and leaves none to the rest, and what hands its states to the head."""
     reasons = []
     for path, top in body_paths(module):
         recorder.calls.clear()
         try:
-            hidden = _run(module.get_submodule(path))
+            hidden = _run(module.get_submodule(path), tokens)
             made = list(recorder.calls)
             logits = head(module, top, hidden)
         except ModelError:
@@ -87,11 +92,11 @@ def _body(module: Module, recorder: Recorder) -> tuple[str, str, torch.Tensor]:
     raise ModelError(f"transformers' {type(module).__name__} cannot be run from outside: {'; '.join(reasons) or 'it has no body'}")
 
 
-def _run(body: Any, positions: bool = False) -> torch.Tensor:
+def _run(body: Any, tokens: int, positions: bool = False) -> torch.Tensor:
     taken = inspect.signature(body.forward).parameters
     if "position_ids" not in taken:
         raise ModelError(f"transformers' {type(body).__name__} takes no position_ids: several requests cannot share its forward")
-    ids = torch.zeros(1, TOKENS, dtype=torch.int64, device="meta")
+    ids = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
     # A mask of rows keeps transformers from looking into positions for packed texts.
     options = {"attention_mask": torch.ones_like(ids)} if "attention_mask" in taken else {}
     if positions:
@@ -100,11 +105,11 @@ def _run(body: Any, positions: bool = False) -> torch.Tensor:
     return hidden
 
 
-def _check_unmasked(module: Module, body: str) -> None:
+def _check_unmasked(module: Module, body: str, tokens: int) -> None:
     """Steps on pages are run without a mask."""
     attend_by(module, body, RUN)
     try:
-        _run(module.get_submodule(body), positions=True)
+        _run(module.get_submodule(body), tokens, positions=True)
     except ModelError:
         raise
     except Exception as error:  # whatever a model's code raises

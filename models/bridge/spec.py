@@ -10,7 +10,6 @@ from pagoda.hal.kv import CacheKind, LayerCache, stored_dim
 from pagoda.models.media import MediaFacts
 from pagoda.ops.attention import AttentionFacts
 
-
 Answers = Literal["tokens", "vectors", "scores", "token_scores"]
 
 Way = Literal["paged", "texts"]

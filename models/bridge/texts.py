@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ class PooledTexts(TextModel):
         assert inputs.segments is not None
         bounds = inputs.segments.start.tolist() if inputs.segments.bounds is None else inputs.segments.bounds.tolist()
         ids = inputs.token_ids.long()
-        rows = [self.of_text(ids[first:end]) for first, end in zip(bounds, bounds[1:], strict=False) if end > first]
+        rows = [self.of_text(ids[first:end]) for first, end in pairwise(bounds) if end > first]
         padding = len(ids) - sum(map(len, rows))
         return torch.cat([*rows, rows[0].new_zeros(padding, rows[0].shape[1])])
 

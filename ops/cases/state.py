@@ -197,10 +197,10 @@ def _delta_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
             q, k = (draw(gen, tokens, facts.k_heads, facts.k_dim, dtype=dtype) for _ in range(2))
             decay = (tokens, facts.heads, facts.k_dim) if facts.by_channel else (tokens, facts.heads)
             unit = (k.float() / k.float().norm(dim=-1, keepdim=True).clamp(min=1e-6)).to(k.dtype)
+            pages = pages_of(gen, rows, batch, "float32", facts.heads, facts.k_dim, facts.v_dim)
             args = (
                 q, unit, draw(gen, tokens, facts.heads, facts.v_dim, dtype=dtype), -draw(gen, *decay).abs(),
-                torch.rand(tokens, facts.heads, generator=gen), pages_of(gen, rows, batch, "float32", facts.heads, facts.k_dim, facts.v_dim),
-                batch,
+                torch.rand(tokens, facts.heads, generator=gen), pages, batch,
             )  # fmt: skip
             yield Case(rows.label, facts, args, mutates=(5,))
 

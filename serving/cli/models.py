@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Annotated, Any, Literal
 
 import typer
-from pagoda.models.registry import families, tasks_of
+from pagoda.models.registry import bridged_tasks, families, tasks_of
 
 RESULTS = "docs/parity/results.json"
 """What `ci/parity_sweep.py` wrote, relative to the package."""
@@ -88,4 +88,4 @@ def _row(name: str, model_types: tuple[str, ...], met: list[dict[str, Any]]) -> 
     if tasks is not None:
         return Row(name, ", ".join(types), "native", tasks, agreed, parity)
     reason = "" if parity == "green" else f"logits are {max(run['worst'] or 0 for run in runs)} standard deviations off, the limit is 0.001"
-    return Row(name, ", ".join(types), "bridge", ("generate",), agreed, parity, reason)
+    return Row(name, ", ".join(types), "bridge", bridged_tasks(name), agreed, parity, reason)

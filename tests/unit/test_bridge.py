@@ -77,20 +77,45 @@ def test_families_come_first_unless_transformers_is_asked_for(tmp_path: Path) ->
         describe({"model_type": "abacus"})
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "reason"),
-    [
-        ("XGLM", {}, "and 0 of them call its attention interface"),
-        ("OpenAIGPTLMHeadModel", {}, "and 0 of them call its attention interface"),
-        ("Mamba", {}, "takes no position_ids"),
-        ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "depends on each request's length"),
-        ("BertLMHeadModel", {"is_decoder": False}, "neither causal|not causal"),
-    ],
-)
-def test_what_the_bridge_cannot_carry_is_refused_by_name(name: str, values: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    make(tmp_path, name, **values)
-    with pytest.raises(ModelError, match=reason):
-        described(tmp_path)
+TEXTS: dict[str, dict[str, Any]] = {
+    "XGLM": {},
+    "OpenAIGPTLMHeadModel": {"n_positions": 64},
+    "Zamba2": {"hybrid_layer_ids": [1], "layers_block_type": ["linear_attention", "hybrid"], "n_mamba_heads": 4, "mamba_d_state": 8,
+               "mamba_ngroups": 1, "chunk_size": 8, "num_query_groups": 4, "kv_channels": 8},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_models_that_share_no_step_are_given_whole_texts(name: str, tmp_path: Path) -> None:
+    """Two requests in turns, one of them in parts: what lies on pages is enough to make their texts again."""
+    want = logits(make(tmp_path, name, **TEXTS[name]), IDS)
+    description = described(tmp_path)
+    assert isinstance(description.spec, BridgeSpec) and description.spec.way == "texts" and not description.facts.replayable
+    run = DirectRun(load_model(description, DEVICE, TABLE), DEVICE, 2, 64)
+    first = run.step([(1, IDS[5:8]), (0, IDS[:27])]).hidden[3:]
+    second = run.step([(0, IDS[27:]), (1, IDS[8:9])]).hidden[: len(IDS) - 27]
+    finding = compare_values(name, run.logits(torch.cat([first, second])), want, Tolerance())
+    assert finding.passed, finding
+
+
+@pytest.mark.parametrize("texts", [True, False])
+def test_scorers_and_embedders_run_text_by_text(texts: bool, tmp_path: Path) -> None:
+    kind = "AlbertModel" if texts else "AlbertForSequenceClassification"
+    model = make(tmp_path, kind, embedding_size=16, num_labels=3)
+    run = DirectRun(load_model(described(tmp_path), DEVICE, TABLE), DEVICE, 2, 64)
+    hidden = run.step([(0, IDS[:9]), (1, IDS[9:30])]).hidden
+    with torch.no_grad():
+        answers = [model(torch.tensor([ids])) for ids in (IDS[:9], IDS[9:30])]
+    want = [a.last_hidden_state[0] if texts else a.logits.expand(n, -1) for a, n in zip(answers, (9, 21), strict=True)]
+    torch.testing.assert_close(run.model.pool(hidden), torch.cat(want), atol=1e-5, rtol=1e-5)
+
+
+def test_models_that_look_ahead_are_run_as_they_are_and_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    want = logits(make(tmp_path, "BertLMHeadModel", is_decoder=False), IDS)
+    run = DirectRun(load_model(described(tmp_path), DEVICE, TABLE), DEVICE, 1, 64)
+    assert "is not causal" in caplog.text
+    finding = compare_values("bert", run.logits(run.step([(0, IDS)]).hidden), want, Tolerance())
+    assert finding.passed, finding
 
 
 def test_what_is_not_there_yet_is_refused_by_name(tmp_path: Path) -> None:
