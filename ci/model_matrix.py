@@ -16,7 +16,8 @@ Made by `python ci/model_matrix.py`; do not edit. `pagoda models` prints the sam
 **parity**: tiny random checkpoints made by transformers, with its recorded answers, ran here in float32 (`pagoda parity`, all of them
 with `python ci/parity_sweep.py DIR`): *green* where tokens and logits agree, *red* where any differs, *untested* where there is no
 reference yet.
-**bridge**: no family, but transformers' own module runs here (where it is installed), with its attention on our pages; `--model-impl`.
+**bridge**: no family, but transformers' own module runs here (where it is installed), with its attention on our pages or text by text;
+`--model-impl`.
 **tp**: numbers of ranks with which that was compared. Architectures that have a reference and that neither serves are *unsupported*; below
 the table is why the bridge refuses them.
 """

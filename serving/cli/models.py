@@ -87,5 +87,10 @@ def _row(name: str, model_types: tuple[str, ...], met: list[dict[str, Any]]) -> 
     parity: Parity = "untested" if not runs else "green" if all(run["passed"] for run in runs) else "red"
     if tasks is not None:
         return Row(name, ", ".join(types), "native", tasks, agreed, parity)
-    reason = "" if parity == "green" else f"logits are {max(run['worst'] or 0 for run in runs)} standard deviations off, the limit is 0.001"
+    reason = "" if parity == "green" else _reason([run for run in runs if not run["passed"]])
     return Row(name, ", ".join(types), "bridge", bridged_tasks(name), agreed, parity, reason)
+
+
+def _reason(red: list[dict[str, Any]]) -> str:
+    said = next((str(run["error"]) for run in red if "error" in run), "")
+    return said or f"logits are {max((run['worst'] or 0 for run in red), default=0)} standard deviations off, the limit is 0.001"
