@@ -120,7 +120,7 @@ def describe(
     family = _family(checkpoint.config, wanted, model_impl)
     spec = _spec(family, checkpoint.config, wanted, model_impl) if family is not None else None
     if family is None or spec is None:
-        _check_bridge(checkpoint, shard, quantization, lora)
+        _check_bridge(checkpoint, quantization, lora)
         return _bridged(checkpoint, numerics, shard, table, wanted)
     if spec.pooler is None and any(isinstance(layer.mixer, Bidirectional) for layer in spec.layers):
         raise ModelError("this model attends in both directions and cannot generate; run it with --runner pooling")
@@ -184,10 +184,8 @@ def support_of(config: Mapping[str, Any]) -> Literal["native", "bridge", "unsupp
         return "unsupported"
 
 
-def _check_bridge(checkpoint: Checkpoint, shard: Shard, quantization: str | None, lora: LoraLimits | None) -> None:
+def _check_bridge(checkpoint: Checkpoint, quantization: str | None, lora: LoraLimits | None) -> None:
     name = f"{_architecture(checkpoint)}, which runs through transformers,"
-    if shard.world > 1:
-        raise ConfigError(f"{name} cannot be split over {shard.world} ranks; use tensor_parallel_size=1")
     if lora is not None:
         raise ConfigError(f"{name} has no room for adapters; leave out enable_lora, or merge the adapter into its model")
     if quantization not in (None, "none") or checkpoint.config.get("quantization_config"):
@@ -195,7 +193,7 @@ def _check_bridge(checkpoint: Checkpoint, shard: Shard, quantization: str | None
 
 
 def _bridged(checkpoint: Checkpoint, numerics: Numerics, shard: Shard, table: KernelTable | None, wanted: Wanted) -> Description:
-    spec, module = outline(checkpoint.config, numerics.dtype, wanted)
+    spec, module = outline(checkpoint.config, numerics.dtype, wanted, shard)
     source = checkpoint.open() if checkpoint.open is not None else None
     stored: Mapping[str, StoredTensor] = dict(source.tensors) if source is not None else {}
     packed = [name for name, tensor in stored.items() if not hasattr(torch, tensor.dtype)]
@@ -255,7 +253,7 @@ def load_model(
     if description.shard.world == 1:
         communicator = None
     if isinstance(description.spec, BridgeSpec):
-        build = Builder(description.numerics, description.shard, description.format, {}, table)
+        build = Builder(description.numerics, description.shard, description.format, {}, table, communicator=communicator)
         return load_bridged(description.spec, description.facts, build, device, stored)
     build = Builder(description.numerics, description.shard, description.format, stored, table, device, communicator, description.lora)
     return built(description.spec, build, description.facts)

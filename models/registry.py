@@ -23,6 +23,7 @@ from pagoda.models.families.falcon import FALCON
 from pagoda.models.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
 from pagoda.models.families.glm import GLM, GLM4
 from pagoda.models.families.gpt2 import GPT2
+from pagoda.models.families.gpt_first import GPT_FIRST
 from pagoda.models.families.gpt_kin import GPT_KIN
 from pagoda.models.families.gpt_neox import GPT_NEOX
 from pagoda.models.families.gpt_oss import GPT_OSS
@@ -56,7 +57,7 @@ BUILT_IN = (
     LLAMA, *LLAMA_KIN, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, VAULT_GEMMA, GEMMA3, SMOLLM3, PHI, PHI3, GPT2, GPTJ, GPT_NEOX,
     GPT_OSS, MIXTRAL, GRANITE, GRANITE_MOE, OLMO, OLMO2, OLMO3, OLMOE, FLEX_OLMO, *ROUTED, COHERE, COHERE2, COHERE2_MOE,
     AFMOE, BAICHUAN, MIMO_V2, STABLELM, STARCODER2, GLM, GLM4,
-    FALCON, *CLASSIC, *LATENT, *GPT_KIN, *EXPERT_KIN, *LLAMA4, PHI_MOE, *RECURRENT_KIN,
+    FALCON, *CLASSIC, *LATENT, *GPT_FIRST, *GPT_KIN, *EXPERT_KIN, *LLAMA4, PHI_MOE, *RECURRENT_KIN,
     BERT, ROBERTA, ELECTRA, ERNIE, DATA2VEC, *BEFORE, *COLBERT, *DISTIL, *ROPE_ENCODERS,
     *T5_KIN, *BART_KIN, *BART_KIN_MORE, *WHISPER_KIN, MOONSHINE,
 )  # fmt: skip

@@ -14,12 +14,14 @@ from pagoda.hal.memory import MemoryKind
 from pagoda.models.bridge.interface import RUN, register
 from pagoda.models.bridge.kinds import bridged_class
 from pagoda.models.bridge.model import BridgeModel
-from pagoda.models.bridge.module import Module, attend_by, choose_experts, hollow_module, read_config
+from pagoda.models.bridge.module import ONE_AT_A_TIME, Module, attend_by, choose_experts, hollow_module, own_hidden, read_config
 from pagoda.models.bridge.spec import BridgeSpec
+from pagoda.models.bridge.split import split_module
 from pagoda.models.bridge.texts import PooledTexts, RecomputedTexts, TextModel
 from pagoda.models.builder import Builder
 from pagoda.models.direct import DirectRun
 from pagoda.models.model import ModelFacts
+from pagoda.models.parallel.shard import Shard
 from pagoda.quant.format import StoredTensor
 
 log = logging.getLogger("pagoda.models")
@@ -56,27 +58,37 @@ def load_bridged(
     def read() -> Module:
         return _module(spec, dtype, stored, attention)
 
-    hollow = device.torch_device.type == "meta"
-    module = hollow_module(bridged_class(spec.config, spec.answers), spec.config, dtype, attention) if hollow else read()
-    if hollow and spec.way == "paged":
-        return BridgeModel(spec, build, facts, module)
+    if device.torch_device.type == "meta":
+        return _hollow(spec, facts, build, hollow_module(bridged_class(spec.config, spec.answers), spec.config, dtype, attention))
+    module, want = read(), None
     if spec.way == "paged":
         attend_by(module, spec.body, RUN)
-    if not hollow:
-        _place(module, device)
+    if build.shard.world > 1:
+        want = own_hidden(module, spec.body, _some_ids(facts.vocab_size), RUN)
+        split_module(module, build.shard, build.communicator)
+    _place(module, device)
+    refill = partial(_refill, module, read, build.shard)
     if spec.way == "texts":
-        return _texts(spec, facts, build, module, partial(_refill, module, read), hollow)
-    model = BridgeModel(spec, build, facts, module, partial(_refill, module, read))
-    _check(model, device, dtype)
+        return _texts(spec, facts, build, module, refill)
+    model = BridgeModel(spec, build, facts, module, refill)
+    _check(model, device, dtype, own_hidden(module, spec.body, _some_ids(facts.vocab_size), RUN) if want is None else want)
     return model
 
 
-def _texts(spec: BridgeSpec, facts: ModelFacts, build: Builder, module: Module, refill: Callable[[], None], hollow: bool) -> TextModel:
+def _hollow(spec: BridgeSpec, facts: ModelFacts, build: Builder, module: Module) -> BridgeModel | TextModel:
+    if spec.way == "texts":
+        kind = RecomputedTexts if facts.pooler is None else PooledTexts
+        return kind(spec, build.table, facts, module)
+    if build.shard.world > 1:
+        split_module(module, build.shard)
+    return BridgeModel(spec, build, facts, module)
+
+
+def _texts(spec: BridgeSpec, facts: ModelFacts, build: Builder, module: Module, refill: Callable[[], None]) -> TextModel:
     if facts.pooler is not None:
         return PooledTexts(spec, build.table, facts, module, refill)
     model = RecomputedTexts(spec, build.table, facts, module, refill)
-    if not hollow:
-        _check_causal(model, build.numerics.dtype)
+    _check_causal(model, build.numerics.dtype)
     return model
 
 
@@ -84,9 +96,10 @@ def _module(spec: BridgeSpec, dtype: str, stored: Mapping[str, StoredTensor], at
     kind, weights = bridged_class(spec.config, spec.answers), {name: Lazy(tensor) for name, tensor in stored.items()}
     settings, asked = read_config(spec.config), {} if attention is None else {"attn_implementation": "eager"}
     try:
-        module, info = kind.from_pretrained(
-            None, config=settings, state_dict=weights, dtype=getattr(torch, dtype), output_loading_info=True, **asked
-        )
+        with ONE_AT_A_TIME:
+            module, info = kind.from_pretrained(
+                None, config=settings, state_dict=weights, dtype=getattr(torch, dtype), output_loading_info=True, **asked
+            )
     except (RuntimeError, ValueError, OSError) as error:
         raise CheckpointError(f"transformers cannot load these weights into {kind.__name__}: {error}") from error
     # What a plain model makes of its first state is not asked for, and often not stored.
@@ -111,8 +124,10 @@ def _place(module: Module, device: Device) -> None:
         tensor.data = moved[key]
 
 
-def _refill(module: Module, read: Callable[[], Module]) -> None:
+def _refill(module: Module, read: Callable[[], Module], shard: Shard) -> None:
     again = read()
+    if shard.world > 1:
+        split_module(again, shard)
     for tensors, fresh in ((module.parameters(), again.parameters()), (module.buffers(), again.buffers())):
         for tensor, new in zip(tensors, fresh, strict=True):
             tensor.data.copy_(new)
@@ -141,18 +156,17 @@ def _some_ids(vocab: int) -> list[int]:
 
 
 @torch.inference_mode()
-def _check(model: BridgeModel, device: Device, dtype: str) -> None:
+def _check(model: BridgeModel, device: Device, dtype: str, want: torch.Tensor) -> None:
     ids = _some_ids(model.facts.vocab_size)
     try:
         run = DirectRun(model, device, 1, len(ids))
         steps = [run.step([(0, ids[: CHECKED[0]])]).hidden, run.step([(0, ids[CHECKED[0] :])]).hidden]
-        own = model.own_hidden(ids).split(CHECKED)
     except PagodaError:
         raise
     except Exception as error:  # whatever a model's code raises without its masks and caches
         name = model.facts.architecture
         raise ModelError(f"transformers' {name} cannot run on pages: {type(error).__name__}: {error}") from error
-    for ours, theirs in zip(steps, own, strict=True):
+    for ours, theirs in zip(steps, want.to(steps[0].device).split(CHECKED), strict=True):
         apart = ((ours - theirs).float().norm(dim=-1) / theirs.float().norm(dim=-1).clamp(min=1e-6)).median()
         if not apart <= APART.get(dtype, LOOSE):
             raise ModelError(

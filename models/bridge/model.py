@@ -13,8 +13,8 @@ from pagoda.models.adapters.slots import AdapterSlots
 from pagoda.models.blocks.paged import PagedMixer, Step
 from pagoda.models.blocks.stack import MixerStack
 from pagoda.models.bridge.encoder import BridgedEncoder
-from pagoda.models.bridge.interface import ATTRIBUTE, RUN
-from pagoda.models.bridge.module import Module, attend_by
+from pagoda.models.bridge.interface import ATTRIBUTE
+from pagoda.models.bridge.module import Module
 from pagoda.models.bridge.probe import head
 from pagoda.models.bridge.spec import AttentionCall, BridgeSpec
 from pagoda.models.builder import Builder
@@ -130,17 +130,6 @@ class BridgeModel:
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
         raise ModelError(f"{self.facts.architecture} runs through transformers and answers with tokens only")
-
-    def own_hidden(self, ids: Sequence[int]) -> torch.Tensor:
-        """Hidden states `[T, width]` of one text by transformers' own attention: what ours is held against."""
-        module = self._module
-        attend_by(module, self.spec.body, "eager")
-        try:
-            there = next(module.parameters()).device
-            hidden: torch.Tensor = self._body(input_ids=torch.tensor([ids], device=there), use_cache=False).last_hidden_state[0]
-        finally:
-            attend_by(module, self.spec.body, RUN)
-        return hidden
 
     def _kernels(self) -> KernelTable:
         if self._table is None:

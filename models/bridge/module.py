@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ EXPERTS = "batched_mm"
 
 Module = Any
 """A `PreTrainedModel`."""
+
+ONE_AT_A_TIME = Lock()
+"""While transformers builds a module it changes things that all threads share; ranks may be threads of one process."""
 
 
 def transformers() -> Any:
@@ -36,7 +40,7 @@ def read_config(config: Mapping[str, Any]) -> Any:
 
 def hollow_module(kind: Any, config: Mapping[str, Any], dtype: str, attention: str | None) -> Module:
     """A module of class `kind` with parameters that have shapes and no numbers. attention: None leaves it to transformers."""
-    with torch.device("meta"):
+    with ONE_AT_A_TIME, torch.device("meta"):
         try:
             asked = {} if attention is None else {"attn_implementation": "eager"}
             module = kind._from_config(read_config(config), dtype=getattr(torch, dtype), **asked)
@@ -118,3 +122,15 @@ def attend_by(module: Module, body: str, name: str) -> None:
         if isinstance(part, base):
             own = "sdpa" if part._supports_sdpa else "eager"
             part.config._attn_implementation_internal = name if id(part.config) in ours else own
+
+
+def own_hidden(module: Module, body: str, ids: Sequence[int], name: str) -> torch.Tensor:
+    """Hidden states `[T, width]` of one text by transformers' own attention: what ours, the entry `name`, is held against."""
+    attend_by(module, body, "eager")
+    try:
+        there = next(module.parameters()).device
+        text = torch.tensor([ids], device=there)
+        hidden: torch.Tensor = module.get_submodule(body)(input_ids=text, use_cache=False).last_hidden_state[0]
+    finally:
+        attend_by(module, body, name)
+    return hidden

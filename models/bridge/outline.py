@@ -16,6 +16,7 @@ from pagoda.models.bridge.texts import IDS
 from pagoda.models.builder import Numerics
 from pagoda.models.conversion import Wanted
 from pagoda.models.model import ModelFacts
+from pagoda.models.parallel.shard import Shard
 
 log = logging.getLogger("pagoda.models")
 
@@ -23,14 +24,16 @@ LONGEST = 8192
 """Tokens of a text where the configuration sets no limit."""
 
 
-def outline(config: Mapping[str, Any], dtype: str, wanted: Wanted) -> tuple[BridgeSpec, Module]:
-    """Raises `ModelError` where transformers has no such model, or cannot build it."""
+def outline(config: Mapping[str, Any], dtype: str, wanted: Wanted, shard: Shard) -> tuple[BridgeSpec, Module]:
+    """Of one rank. Raises `ModelError` where transformers has no such model or cannot build it, `ConfigError` where it cannot be split."""
     answers = answers_of(config, wanted)
     if answers == "tokens":
         try:
-            return probe(config, dtype)
+            return probe(config, dtype, shard)
         except ModelError as error:
+            _one_rank(shard, str(error))
             log.warning("%s: so each text is computed again for every token, which is slow", error)
+    _one_rank(shard, "it answers with vectors or scores, text by text")
     module = hollow_module(bridged_class(config, answers), config, dtype, None)
     settings = module.config.get_text_config(decoder=True if answers == "tokens" else None)
     widest = widest_of(module)
@@ -39,6 +42,11 @@ def outline(config: Mapping[str, Any], dtype: str, wanted: Wanted) -> tuple[Brid
     vocab = int(settings.vocab_size if top is None else top.weight.shape[0])
     longest = (longest_of(settings) or LONGEST) - first_position_of(module)
     return BridgeSpec(config, "", (), vocab, width, widest, longest, way="texts", answers=answers), module
+
+
+def _one_rank(shard: Shard, why: str) -> None:
+    if shard.world > 1:
+        raise ConfigError(f"a model that runs through transformers cannot be split over {shard.world} ranks here ({why}); use 1")
 
 
 def facts_of(spec: BridgeSpec, module: Module, architecture: str, numerics: Numerics, eos: tuple[int, ...], wanted: Wanted) -> ModelFacts:

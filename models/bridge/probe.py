@@ -15,6 +15,8 @@ from pagoda.models.bridge.kinds import bridged_class
 from pagoda.models.bridge.masks import visible_of
 from pagoda.models.bridge.module import Given, Module, attend_by, body_paths, hollow_module, replaced
 from pagoda.models.bridge.spec import AttentionCall, BridgeSpec, Visible
+from pagoda.models.bridge.split import split_module
+from pagoda.models.parallel.shard import Shard
 
 TOKENS = 300
 """Of the text that is run without numbers: long enough for layers that sum up many tokens in one key."""
@@ -40,11 +42,13 @@ class Recorder:
         return ask
 
 
-def probe(config: Mapping[str, Any], dtype: str) -> tuple[BridgeSpec, Module]:
-    """What the bridge needs to know, and the hollow module. Raises `ModelError` naming why a model cannot be carried."""
+def probe(config: Mapping[str, Any], dtype: str, shard: Shard | None = None) -> tuple[BridgeSpec, Module]:
+    """What the bridge needs to know of a rank, and the hollow module. Raises `ModelError` naming why a model cannot be carried."""
     register()
     _check_config(config)
     module = hollow_module(bridged_class(config), config, dtype, ASK)
+    if shard is not None and shard.world > 1:
+        split_module(module, shard)
     recorder = Recorder()
     for path, part in module.named_modules():
         setattr(part, ATTRIBUTE, recorder.bound(path, part))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagoda.models.checkpoint import Rename, Rule
+from pagoda.models.checkpoint import Also, Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.families.recurrent_common import ENDLESS
 from pagoda.models.family import Family
@@ -32,6 +32,7 @@ def rwkv(config: Config) -> DecoderSpec:
 def rwkv_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     """A layer of theirs is two of ours."""
     names: list[Rule] = [
+        *(Also(f"{part}.{{x*}}", f"rwkv.{part}.{{x*}}") for part in ("embeddings", "blocks", "ln_out")),
         Rename("rwkv.embeddings.{t}", "embed.{t}"),
         Rename("rwkv.blocks.0.pre_ln.{t}", "embed.norm.{t}"),
         Rename("rwkv.ln_out.{t}", "norm.{t}"),

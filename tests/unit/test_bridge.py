@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pagoda.hal.comm import Topology
 from pagoda.hal.errors import CheckpointError, ConfigError, ModelError
 from pagoda.hal.kv import CacheKind
 from pagoda.models.adapters.slots import LoraLimits
@@ -35,6 +38,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 9, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 9.0}),
 }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def described(folder: Path, **options: Any) -> Description:
@@ -118,10 +127,38 @@ def test_models_that_look_ahead_are_run_as_they_are_and_it_is_said(tmp_path: Pat
     assert finding.passed, finding
 
 
+@pytest.mark.parametrize("name", ["BitNet", "Gemma2"])
+def test_two_ranks_by_the_modules_own_plan_equal_one(name: str, tmp_path: Path) -> None:
+    """Two gloo ranks in threads of this process, each with half of the heads and of their pages."""
+    want = logits(make(tmp_path, name, **CASES[name.lower()][1]), IDS)
+    address = f"127.0.0.1:{free_port()}"
+
+    def rank(number: int) -> torch.Tensor:
+        group = DEVICE.communicator(Topology(number, 2, address, "tp"))
+        description = described(tmp_path, shard=Shard(number, 2))
+        assert {call.heads for call in description.spec.calls} == {2}
+        run = DirectRun(load_model(description, DEVICE, TABLE, group), DEVICE, 1, 64)
+        parts = [run.step([(0, IDS[:27])]).hidden, run.step([(0, IDS[27:])]).hidden]
+        group.close()
+        return run.logits(torch.cat(parts))
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(rank, range(2)))
+    for answer in answers:
+        finding = compare_values(name, answer, want, Tolerance())
+        assert finding.passed, finding
+
+
+def test_text_by_text_there_is_one_rank(tmp_path: Path) -> None:
+    make(tmp_path, "XGLM")
+    with pytest.raises(ConfigError, match="cannot be split over 2 ranks here"):
+        described(tmp_path, shard=Shard(0, 2))
+
+
 def test_what_is_not_there_yet_is_refused_by_name(tmp_path: Path) -> None:
     make(tmp_path, "BitNet")
-    with pytest.raises(ConfigError, match=r"BitNetForCausalLM, which runs through transformers, cannot be split over 2 ranks"):
-        described(tmp_path, shard=Shard(0, 2))
+    with pytest.raises(ConfigError, match=r"does not divide 2 num_key_value_heads"):
+        described(tmp_path, shard=Shard(0, 4))
     with pytest.raises(ConfigError, match="no room for adapters"):
         described(tmp_path, lora=LoraLimits(1, 8))
     with pytest.raises(ConfigError, match="plain weights only"):

@@ -139,6 +139,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "persimmon": ("Persimmon", {}),
     "gpt_neox_japanese": ("GPTNeoXJapanese", {}),
     "biogpt": ("BioGpt", {}),
+    "openai-gpt": ("OpenAIGPTLMHeadModel", {"n_embd": 32, "n_head": 4, "n_layer": 3, "n_positions": 64}),
+    "xglm": ("XGLM", {"d_model": 32, "attention_heads": 4, "num_layers": 3, "ffn_dim": 48}),
     "nanochat": ("NanoChat", {"head_dim": 8}),
     "mellum": ("Mellum", {**EXPERTS, "head_dim": 16, "sliding_window": 9, "mlp_layer_types": ["dense", "sparse"], "layer_types": MIXED}),
     "hy_v3": ("HYV3", {**EXPERTS, "head_dim": 16, "num_shared_experts": 1, "router_scaling_factor": 1.7}),
