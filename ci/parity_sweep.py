@@ -56,6 +56,7 @@ def _record(path: Path, backend: Backend, ranks: list[int], kept: list[dict[str,
     head = {"name": _name(path), "architecture": config["architectures"][0], "model_type": config["model_type"]}
     support = support_of(config)
     runs = [*kept, *(_run(path, backend, tp) for tp in ranks if _divides(path, tp))] if support != "unsupported" else []
+    runs = [run for run in runs if run["tp"] == 1 or not run.get("error", "").startswith("ConfigError")]
     return {**head, **({"support": "bridge"} if support == "bridge" else {}), "runs": sorted(runs, key=lambda run: run["tp"])}
 
 

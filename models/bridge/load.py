@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from pagoda.hal.device import Device
-from pagoda.hal.errors import CheckpointError, ModelError, PagodaError
+from pagoda.hal.errors import CheckpointError, ConfigError, ModelError, PagodaError
 from pagoda.hal.memory import MemoryKind
 from pagoda.models.bridge.interface import RUN, register
 from pagoda.models.bridge.kinds import bridged_class
@@ -71,7 +71,9 @@ def load_bridged(
     if spec.way == "texts":
         return _texts(spec, facts, build, module, refill)
     model = BridgeModel(spec, build, facts, module, refill)
-    _check(model, device, dtype, own_hidden(module, spec.body, _some_ids(facts.vocab_size), RUN) if want is None else want)
+    if want is None:
+        want = own_hidden(module, spec.body, _some_ids(facts.vocab_size), RUN)
+    _check(model, device, dtype, want, build.shard.world)
     return model
 
 
@@ -156,7 +158,7 @@ def _some_ids(vocab: int) -> list[int]:
 
 
 @torch.inference_mode()
-def _check(model: BridgeModel, device: Device, dtype: str, want: torch.Tensor) -> None:
+def _check(model: BridgeModel, device: Device, dtype: str, want: torch.Tensor, world: int) -> None:
     ids = _some_ids(model.facts.vocab_size)
     try:
         run = DirectRun(model, device, 1, len(ids))
@@ -168,8 +170,14 @@ def _check(model: BridgeModel, device: Device, dtype: str, want: torch.Tensor) -
         raise ModelError(f"transformers' {name} cannot run on pages: {type(error).__name__}: {error}") from error
     for ours, theirs in zip(steps, want.to(steps[0].device).split(CHECKED), strict=True):
         apart = ((ours - theirs).float().norm(dim=-1) / theirs.float().norm(dim=-1).clamp(min=1e-6)).median()
-        if not apart <= APART.get(dtype, LOOSE):
-            raise ModelError(
-                f"{model.facts.architecture} through the bridge is {float(apart):.2g} apart from transformers' own attention:"
-                " it uses something that the attention interface does not say, so that it would be served wrong"
+        if apart <= APART.get(dtype, LOOSE):
+            continue
+        if world > 1:
+            raise ConfigError(
+                f"{model.facts.architecture} cannot be split over {world} ranks by its plan: their answer is {float(apart):.2g} apart from"
+                " the whole model's; use tensor_parallel_size=1"
             )
+        raise ModelError(
+            f"{model.facts.architecture} through the bridge is {float(apart):.2g} apart from transformers' own attention:"
+            " it uses something that the attention interface does not say, so that it would be served wrong"
+        )

@@ -15,6 +15,12 @@ from pagoda.hal.errors import ConfigError
 from pagoda.models.bridge.module import Module, body_paths
 from pagoda.models.parallel.shard import Shard
 
+USUAL = {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"} | {
+    "layers.*.self_attn.o_proj": "rowwise", "layers.*.mlp.gate_proj": "colwise", "layers.*.mlp.up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+}  # fmt: skip
+"""The plan of most models, tried where a module has none: a model that it does not suit is found out by the check at load."""
+
 
 def split_module(module: Module, shard: Shard, communicator: Communicator | None = None) -> None:
     """Keep this rank's part, in place. Without a communicator only shapes are right. Raises `ConfigError` where it cannot be split."""
@@ -23,7 +29,7 @@ def split_module(module: Module, shard: Shard, communicator: Communicator | None
         heads = getattr(settings, name, None)
         if isinstance(heads, int):
             shard.split(heads, name)
-    found = list(_planned(module, getattr(settings, "base_model_tp_plan", None) or {}))
+    found = list(_planned(module, getattr(settings, "base_model_tp_plan", None) or USUAL))
     if not found:
         raise ConfigError(f"transformers has no plan that splits {type(module).__name__}; use tensor_parallel_size=1")
     for linear, style in found:
