@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -73,6 +73,30 @@ class Stream:
     def tap(self) -> torch.Tensor:
         """A copy of the stream as it is now: what the next norm reads, which is not joined with the addition before it then."""
         return self.read(None).clone()
+
+    def peek(self) -> torch.Tensor:
+        """The stream as it is now, while what is pending stays pending: the kernels that run are the same."""
+        return self._total if self._pending is None else self._total + self._pending
+
+
+class LayerWatch(Protocol):
+    """Is shown the stream before the first layer and after each, as it would be without."""
+
+    def begins(self, index: int, stream: Stream) -> None: ...
+
+    def ends(self, index: int, stream: Stream) -> None: ...
+
+
+class _Watched:
+    """A layer that is looked at."""
+
+    def __init__(self, index: int, layer: Callable[[Stream, Step], None], watch: LayerWatch) -> None:
+        self._index, self._layer, self._watch = index, layer, watch
+
+    def __call__(self, stream: Stream, step: Step) -> None:
+        self._watch.begins(self._index, stream)
+        self._layer(stream, step)
+        self._watch.ends(self._index, stream)
 
 
 class LayerBlock:
@@ -215,8 +239,9 @@ class Decoder:
         build.sites = {(site.rule.op, site.path): site for site in sites}
         vocab = build.shard.vocab(spec.vocab)
         self._embed = EmbedBlock(build, spec.embed, vocab, spec.width, spec.head.tied and spec.pooler is None)
-        self._layers = [LayerBlock(build, f"layers.{i}", layer, spec.width) for i, layer in enumerate(spec.layers)]
-        self._mixers = [mixer for layer in self._layers for mixer in _parts(layer.mixer)]
+        blocks = [LayerBlock(build, f"layers.{i}", layer, spec.width) for i, layer in enumerate(spec.layers)]
+        self._layers: list[Callable[[Stream, Step], None]] = list(blocks)
+        self._mixers = [mixer for block in blocks for mixer in _parts(block.mixer)]
         self._norm = build.norm("norm", spec.norm, spec.width)
         self._head = HeadBlock(build, spec.head, vocab, spec.width) if spec.pooler is None else None
         self._pooler = PoolerBlock(build, spec.pooler, spec.width) if spec.pooler is not None else None
@@ -250,6 +275,10 @@ class Decoder:
             if index in inputs.taps:
                 taps[index] = stream.tap()
         return ModelOutput(stream.read(self._norm), tuple(taps[index] for index in inputs.taps), tuple(routed or ()))
+
+    def watch(self, watch: LayerWatch) -> None:
+        """From now on `watch` is told of every layer of every step; for eager runs."""
+        self._layers = [_Watched(index, layer, watch) for index, layer in enumerate(self._layers)]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._head is None:

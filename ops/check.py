@@ -84,7 +84,7 @@ def _check_case(kernel: Kernel, op: Op, case: Case, device: torch.device, report
         placed = place(case, device)
         with _poison(poisoned):
             result = _invoke(run, weights, placed.case)
-        problem = _judge(result, placed, expected, _allowed(kernel, op, case), report) or placed.damage(case)
+        problem = _judge(result, placed, expected, allowed_error(kernel, op, case), report) or placed.damage(case)
         if problem is not None:
             return problem
         if weights:
@@ -98,7 +98,7 @@ def has_weights(op: Op) -> bool:
     return "packed" in inspect.signature(getattr(op.reference, "run")).parameters  # noqa: B009 - a callable, not always a class
 
 
-def _allowed(kernel: Kernel, op: Op, case: Case) -> float:
+def allowed_error(kernel: Kernel, op: Op, case: Case) -> float:
     """The primitive's tolerance, scaled where the kernel says that its numbers are coarser than the dtype."""
     return op.tolerance(case) * max(1.0, kernel.eps / DTYPE_EPS[case.facts.dtype])
 
@@ -181,7 +181,18 @@ def _place_one(arg: Any, device: torch.device, guards: list[_Guarded]) -> Any:
 
 
 def _judge(result: Any, placed: _Placed, expected: Any, allowed: float, report: Report) -> str | None:
-    written = tuple(placed.case.args[i] for i in placed.case.mutates)
+    pairs = paired(result, tuple(placed.case.args[i] for i in placed.case.mutates), expected)
+    if isinstance(pairs, str):
+        return pairs
+    for index, (have, want) in enumerate(pairs):
+        problem = compare(have, want, allowed, report)
+        if problem is not None:
+            return f"result {index}: {problem}"
+    return None
+
+
+def paired(result: Any, written: tuple[torch.Tensor, ...], expected: Any) -> list[tuple[torch.Tensor, torch.Tensor]] | str:
+    """Each result (what was returned, then what was `written` in place) with what the oracle expects there; or why they do not pair."""
     given = () if result is None and written else as_tuple(result)
     wanted = as_tuple(expected)
     # Of what is written in place, NaN in the oracle is a place that nobody looks at.
@@ -189,11 +200,7 @@ def _judge(result: Any, placed: _Placed, expected: Any, allowed: float, report: 
     got = given if len(given) == len(wanted) else (*given, *left)
     if len(got) != len(wanted):
         return f"returned {len(got)} results, not {len(wanted)}"
-    for index, (have, want) in enumerate(zip(got, wanted, strict=True)):
-        problem = compare(have, want, allowed, report)
-        if problem is not None:
-            return f"result {index}: {problem}"
-    return None
+    return list(zip(got, wanted, strict=True))
 
 
 def compare(have: torch.Tensor, want: torch.Tensor, allowed: float, report: Report) -> str | None:

@@ -26,7 +26,10 @@ class AcceleratorReplay:
         self.nbytes = nbytes
 
     def __call__(self) -> Any:
-        self._graph.replay()
+        try:
+            self._graph.replay()
+        except RuntimeError as error:
+            raise DeviceError(f"a captured step could not be run again: {error}") from error
         return self._outputs
 
 

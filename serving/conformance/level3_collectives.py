@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 
 import torch
@@ -15,6 +17,8 @@ from pagoda.serving.conformance.check import Check, FailedError, Target, expect
 from pagoda.serving.conformance.ranks import RankWork, free_port, run_ranks
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv", "barrier")
+SOON_S = 50
+"""Seconds until the loss of a rank must show; the groups' own time-out is a little longer, and waiting for it is no answer."""
 DTYPES = ("float32", "bfloat16", "float16", "int32", "int64")
 
 
@@ -25,6 +29,9 @@ def checks(target: Target) -> Iterator[Check]:
         yield Check(3, f"a world of {world}", partial(_ranks, world=world, work=every_collective))
     yield Check(3, "two groups in one process", partial(_ranks, world=2, work=second_group))
     yield Check(3, "a rank that ends is an error for the other, soon", partial(_ranks, world=2, work=lost_rank))
+    yield Check(
+        3, "a rank that is killed is an error for the other, which lives on", partial(_ranks, world=2, work=killed_rank, killed={1})
+    )
     yield Check(3, "a rank that never comes is an error", _absent_rank)
 
 
@@ -117,13 +124,29 @@ def lost_rank(device: Device, group: Communicator) -> str:
     if group.rank == 1:
         group.close()
         return "left"
+    return _sees_the_loss(device, group)
+
+
+def killed_rank(device: Device, group: Communicator) -> str:
+    """Rank 1 dies without a word; rank 0 must get `DeviceError` soon, and both its process and its device must go on."""
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _sees_the_loss(device, group)
+
+
+def _sees_the_loss(device: Device, group: Communicator) -> str:
     start = time.monotonic()
     try:
         group.all_reduce(_mine(device, 0, (1000,), torch.float32))
         device.synchronize()
     except DeviceError:
-        return f"DeviceError after {time.monotonic() - start:.1f} s"
-    raise FailedError("a collective with a rank that left succeeded")
+        took = time.monotonic() - start
+    else:
+        raise FailedError("a collective with a rank that is gone succeeded")
+    expect(took < SOON_S, f"the loss of a rank was an error after {took:.0f} s only; {SOON_S} are allowed")
+    own = _mine(device, 0, (1000,), torch.float32) + 1
+    _equal("a sum on the device after the loss", own.sum(), (_mine(device, 0, (1000,), torch.float32).cpu() + 1).sum())
+    return f"DeviceError after {took:.1f} s, and the device goes on"
 
 
 def _absent_rank(target: Target) -> None:
@@ -136,8 +159,8 @@ def _absent_rank(target: Target) -> None:
         raise FailedError("a group of two was joined by one")
 
 
-def _ranks(target: Target, world: int, work: RankWork) -> str:
-    return run_ranks(target, world, work)[0]
+def _ranks(target: Target, world: int, work: RankWork, killed: Collection[int] = ()) -> str:
+    return run_ranks(target, world, work, killed=frozenset(killed))[0]
 
 
 def _alone(target: Target) -> str:

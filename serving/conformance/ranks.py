@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import socket
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
 
 from pagoda.hal.comm import Communicator, Topology
 from pagoda.hal.device import Device
 from pagoda.hal.discovery import find
 from pagoda.hal.info import Feature
-from pagoda.serving.conformance.check import FailedError, Target, UnclaimedError
+from pagoda.serving.conformance.check import FailedError, Target, UnclaimedError, expect
 
 RankWork = Callable[[Device, Communicator], str]
 """`(device, group) → a sentence`; raises where something is wrong. A module-level function."""
 
 
-def run_ranks(target: Target, world: int, work: RankWork, timeout_s: float = 180) -> list[str]:
-    """One answer a rank. Raises `FailedError` with the first trouble, `UnclaimedError` where there are too few devices."""
+def run_ranks(target: Target, world: int, work: RankWork, timeout_s: float = 180, killed: frozenset[int] = frozenset()) -> list[str]:
+    """One answer a rank. `killed`: ranks that end by themselves without one, which the others must survive.
+
+    Raises `FailedError` with every rank's trouble, `UnclaimedError` where there are too few devices.
+    """
     indices = device_indices(target, world)
     context = multiprocessing.get_context("spawn")
     address = f"127.0.0.1:{free_port()}"
@@ -36,7 +41,10 @@ def run_ranks(target: Target, world: int, work: RankWork, timeout_s: float = 180
             process.start()
         for _, sender in pipes:
             sender.close()
-        return _collect([receiver for receiver, _ in pipes], time.monotonic() + timeout_s)
+        answers = _collect([receiver for receiver, _ in pipes], processes, time.monotonic() + timeout_s, killed)
+        if killed:
+            _survived([process for rank, process in enumerate(processes) if rank not in killed])
+        return answers
     finally:
         for process in processes:
             process.join(5)
@@ -61,18 +69,39 @@ def device_indices(target: Target, world: int) -> list[int]:
     raise UnclaimedError(f"{world} ranks need {world} devices; {count} here")
 
 
-def _collect(receivers: list[Connection], deadline: float) -> list[str]:
+def _collect(receivers: list[Connection], processes: list[Any], deadline: float, killed: frozenset[int]) -> list[str]:
     answers, troubles = [], []
     for rank, receiver in enumerate(receivers):
-        try:
-            fine, answer = receiver.recv() if receiver.poll(max(0, deadline - time.monotonic())) else (False, "no answer in time")
-        except EOFError:
-            fine, answer = False, "the process died"
+        fine, answer = _answer(receiver, processes[rank], deadline)
+        if rank in killed:
+            fine, answer = (False, f"was to end, and answered {answer}") if fine else (True, answer)
         answers.append(answer)
         troubles += [] if fine else [f"rank {rank}: {answer}"]
     if troubles:
         raise FailedError("\n".join(troubles))
     return answers
+
+
+def _answer(receiver: Connection, process: Any, deadline: float) -> tuple[bool, str]:
+    try:
+        answer: tuple[bool, str] = receiver.recv() if receiver.poll(max(0, deadline - time.monotonic())) else (False, "no answer in time")
+    except EOFError:
+        process.join(5)
+        answer = (False, f"the process ended without an answer: {_ending(process.exitcode)}")
+    return answer
+
+
+def _survived(processes: list[Any]) -> None:
+    """Those who answered that they saw the loss must then end as usual, and not be taken down by it a moment later."""
+    for process in processes:
+        process.join(30)
+        expect(process.exitcode == 0, f"after a rank was lost another one answered, and then: {_ending(process.exitcode)}")
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "it never ended"
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _rank(name: str, index: int, topology: Topology, work: RankWork, answers: Connection) -> None:

@@ -42,14 +42,21 @@ def all_checks(target: Target, levels: Iterable[int]) -> list[Check]:
     return [check for level in levels for check in CHECKS[level](target)]
 
 
-def run_levels(name: str, levels: tuple[int, ...] = tuple(range(len(LEVELS))), say: Callable[[Result], None] | None = None) -> Report:
-    """Run `levels` on device `name`; `say` is told each result as it comes."""
+def run_levels(
+    name: str, levels: tuple[int, ...] = tuple(range(len(LEVELS))), say: Callable[[Result], None] | None = None, only: str = ""
+) -> Report:
+    """Run `levels` on device `name`, or those checks of them with `only` in their name; `say` is told each result as it comes."""
     unknown = [level for level in levels if not 0 <= level < len(CHECKS)]
     if unknown:
         raise ConfigError(f"there is no conformance level {unknown[0]}; levels are 0 to {len(CHECKS) - 1}: {', '.join(LEVELS)}")
     target = open_target(name)
+    chosen = [check for check in all_checks(target, levels) if only in check.name]
+    if not chosen:
+        raise ConfigError(f"no check of these levels has {only!r} in its name; run without --check to see their names")
+    if only:
+        levels = tuple(sorted({check.level for check in chosen}))
     report = Report(target.backend.name, _facts(target.device), _kernels(target), levels)
-    for check in all_checks(target, levels):
+    for check in chosen:
         result = run_check(check, target)
         report.results.append(result)
         if say is not None:

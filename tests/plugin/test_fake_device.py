@@ -129,6 +129,35 @@ def test_a_replay_runs_the_operators_and_not_the_code(environment: dict[str, str
     shown(environment, GRAPHS)
 
 
+FREED = """
+def step(a, weight):
+    return (a @ weight).clamp_(max=5.0)
+
+def outcome(change):
+    held = {"x": torch.ones(4, 4, device="fake:0"), "weight": torch.full((4, 4), 2.0, device="fake:0")}
+    graph = torch.fake.Graph()
+    with torch.fake.graph(graph):
+        out = step(**held)
+    graph.replay()
+    assert out.cpu().max().item() == 5.0
+    change(held)
+    try:
+        graph.replay()
+    except RuntimeError as error:
+        return str(error)
+    return out.cpu().flatten().tolist()[0]
+
+assert outcome(lambda held: held["x"].fill_(0.5)) == 4.0, "an input that is written is read"
+assert "freed since its capture: 64 bytes" in outcome(lambda held: held.update(x=torch.zeros(4, 4, device="fake:0"))), "replaced"
+assert "freed since its capture" in outcome(lambda held: held.pop("weight")), "a weight"
+assert "moved since its capture" in outcome(lambda held: held["x"].untyped_storage().resize_(1 << 16)), "grown"
+"""
+
+
+def test_a_replay_faults_on_memory_that_was_freed_since_its_capture(environment: dict[str, str]) -> None:
+    shown(environment, FREED)
+
+
 def conforms(environment: dict[str, str], mode: str, levels: tuple[str, ...], report: Path) -> None:
     command = [sys.executable, "-c", "import sys; from pagoda.serving.cli.main import main; sys.exit(main())", "conformance"]
     chosen = [word for level in levels for word in ("--level", level)]

@@ -9,13 +9,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from pagoda.hal.discovery import find
 from pagoda.hal.kv import CacheGroup, CacheKind, LayerCache
+from pagoda.hal.table import KernelPolicy
+from pagoda.models.side_by_side import Comparison, compare_sides, open_side
 from pagoda.ops.norm import NormFacts
 from pagoda.ops.table import kernel_table
+from pagoda.serving.cli.diff import told
+from pagoda.serving.conformance.tiny_models import TINY
 
 SOURCE = Path(__file__).parent / "paperchip"
 
@@ -64,6 +69,35 @@ def test_it_conforms(installed: Path, tmp_path: Path) -> None:
     assert report["levels"] == dict.fromkeys(("device", "kernels", "graphs", "collectives", "models", "engine"), True)
     judged = {one["name"]: one["outcome"] for one in report["results"] if one["level"] == 1}
     assert judged["rms_norm=paper"] == judged["gated_activation=paper"] == "passed"
+
+
+PROMPTS = [[(7 * length + 31 * i * i) % 250 for i in range(length)] for length in (1, 7, 33)]
+WRONG = {
+    "gemm=ragged": (0, "the prompts' step", "layer 0"),
+    "gated_activation=rounded": (0, "the prompts' step", "layer 0"),
+    "paged_attention=decode": (1, "decode step 1", "layer 0"),
+    "write_kv=swapped": (0, "the prompts' step", "layer 0"),
+}
+"""A kernel that is wrong on purpose → step and layer where it first shows."""
+
+
+def compared(kernels: dict[str, str], config: dict[str, Any], dtype: str = "float32") -> Comparison:
+    sides = [open_side(find("reference"), 0, KernelPolicy(chosen), config, dtype)[0] for chosen in (kernels, {})]
+    return compare_sides((sides[0], sides[1]), PROMPTS, 2)
+
+
+@pytest.mark.parametrize("kernel", sorted(WRONG))
+def test_a_diff_names_the_kernel_that_is_wrong(kernel: str, monkeypatch: pytest.MonkeyPatch, installed: Path) -> None:
+    monkeypatch.syspath_prepend(str(installed))
+    step, told_step, told_part = WRONG[kernel]
+    op, _, name = kernel.partition("=")
+    found = compared({op: name}, TINY["grouped queries, rotation, gated feed-forward"])
+    culprit = found.culprit
+    assert culprit is not None and found.parted is not None and found.parted.step == step
+    assert (culprit.side, culprit.verdict.kernel.op, culprit.verdict.kernel.name) == (0, op, name)
+    text = "\n".join(told(found, (f"reference ({kernel})", "reference")))
+    for part in (told_step, told_part, kernel, "paperchip.wrong:", "float32[", f"--device reference --level 1 --check {kernel}"):
+        assert part in text, text
 
 
 def test_two_vendors_in_one_process(monkeypatch: pytest.MonkeyPatch, installed: Path) -> None:

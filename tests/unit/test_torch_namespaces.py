@@ -1,19 +1,26 @@
 """The base for torch-style accelerators against torch's real namespaces: a double answers, only to calls that the real one would take.
 
-`torch.cuda`, `torch.xpu` and `torch.mps` are in every build of torch. `torch.npu` and `torch.hpu` are not, so nothing is shown of them.
+`torch.cuda`, `torch.xpu` and `torch.mps` are in every build of torch; `torch.npu` is what its wheel declares, written down by
+`tests/samples/record_namespace.py`. `torch.hpu` comes in no wheel that a registry has, so nothing is shown of it.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from pagoda.backends.torch_accelerator.api import TorchApi
 from pagoda.backends.torch_accelerator.device import AcceleratorDevice
+from pagoda.backends.torch_accelerator.graphs import AcceleratorGraphs
+from pagoda.backends.torch_accelerator.memory import AcceleratorMemory
+from pagoda.backends.torch_accelerator.stream import AcceleratorStream
 from pagoda.hal.discovery import find
 from pagoda.hal.errors import CapacityError, DeviceError
 from pagoda.hal.info import DeviceInfo, Feature
@@ -30,7 +37,7 @@ ANSWERS: dict[str, Any] = {
     "driver_allocated_memory": 3 * GIB,
     "current_allocated_memory": 2 * GIB,
 }
-CLASSES = ("Stream", "Event", "CUDAGraph", "XPUGraph")
+CLASSES = ("Stream", "Event", "CUDAGraph", "XPUGraph", "NPUGraph")
 
 
 class Double:
@@ -120,11 +127,66 @@ def test_graphs_use_what_the_namespace_has(kind: str, calls: list[str], monkeypa
     assert {f"{kind}.graph", f"{kind}.graph_pool_handle", f"{kind}.Stream", f"{kind}.current_stream"} <= set(calls)
 
 
+NPU = json.loads((Path(__file__).resolve().parents[1] / "samples/torch_npu_namespace.json").read_text())["members"]
+
+
+def declared(name: str, entry: Any) -> Any:
+    """A function or class of that name with the recorded signatures, and nothing else."""
+    if isinstance(entry, dict):
+        own = {method: text for method, text in entry.items() if not method.startswith("__") or method in ("__new__", "__init__")}
+        return type(name, (), {method: declared(method, text) for method, text in own.items()})
+    space: dict[str, Any] = {}
+    body = "object.__new__(cls)" if name == "__new__" else "None"
+    exec(f"def {name}{entry}: return {body}", space)  # the signature is text in our own file
+    return space[name]
+
+
+@pytest.fixture
+def npu(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> TorchApi:
+    real = SimpleNamespace(**{name: declared(name, entry) for name, entry in NPU.items() if entry is not None})
+    get = torch.get_device_module
+    monkeypatch.setattr(torch, "get_device_module", lambda kind=None: real if kind == "npu" else get(kind))
+    api = TorchApi("npu")
+    monkeypatch.setattr(api, "module", Double(real, calls, "npu"))
+    monkeypatch.setattr(api, "graph_class", getattr(api.module, api.graph_class.__name__))
+    return api
+
+
+def test_the_npu_namespace_as_its_wheel_declares_it(npu: TorchApi, calls: list[str]) -> None:
+    here = torch.device("cpu")
+    assert npu.count() == 2 and npu.free_and_total(here) == (6 * GIB, 8 * GIB) and npu.held_unused(here) == GIB
+    memory = AcceleratorMemory(npu, here, pinned=False)
+    assert 0 < memory.stats().free <= 7 * GIB
+    memory.trim()
+    stream = AcceleratorStream(npu, here)
+    with stream:
+        event = stream.record()
+    event.wait()
+    stream.wait(event)
+    npu.use(here)
+    npu.synchronize(here)
+    replay = AcceleratorGraphs(npu, here).capture("step", lambda x: x + 1, (torch.ones(4),))
+    assert replay().tolist() == [2.0] * 4
+    used = {
+        "npu.set_device",
+        "npu.synchronize",
+        "npu.empty_cache",
+        "npu.Stream",
+        "npu.Event",
+        "npu.graph",
+        "npu.NPUGraph",
+        "npu.NPUGraph.replay",
+    }
+    assert used <= set(calls), used - set(calls)
+
+
 def test_the_double_refuses_what_the_real_one_lacks(calls: list[str]) -> None:
     with pytest.raises(AttributeError):
         Double(torch.mps, calls, "mps").memory_reserved()
     with pytest.raises(TypeError):
         Double(torch.xpu, calls, "xpu").graph("graph", capture_error_mode="global").__enter__()
+    with pytest.raises(TypeError):
+        Double(SimpleNamespace(synchronize=declared("synchronize", NPU["synchronize"])), calls, "npu").synchronize(1, 2)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])

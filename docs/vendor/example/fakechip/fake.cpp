@@ -6,7 +6,8 @@
 // Streams    a thread each, in order. Operators that write in place, copies and replays run there; one that has to tell its result's
 //            shape waits for its stream and then runs. Events mark places in a stream.
 // Graphs     a capture records operators with their arguments; a replay runs them again into the same memory. Whatever needs the host
-//            (a scalar read, a copy to it, a result whose shape depends on data) is refused inside a capture.
+//            (a scalar read, a copy to it, a result whose shape depends on data) is refused inside a capture. A graph owns what was made
+//            inside its capture; the rest it knows by address alone, and a replay faults when any of that was freed or moved since.
 
 #include <sys/mman.h>
 
@@ -79,8 +80,16 @@ void free_block(void* pointer) {
 
 thread_local DeviceIndex current_device = 0;
 
+// Memory that a graph touches and does not own.
+struct Loan {
+  c10::weak_intrusive_ptr<c10::StorageImpl> owner;
+  c10::Storage borrowed;  // the same bytes, kept alive by nobody
+  std::string op;         // that touched it first
+};
+
 struct Capture {
   std::vector<std::function<void()>> steps;
+  std::unordered_map<c10::StorageImpl*, Loan> loans;
   int64_t bytes = 0;
   DeviceIndex device = 0;
 };
@@ -470,6 +479,40 @@ class Work {
   std::unordered_map<c10::StorageImpl*, c10::Storage> origins_;
 };
 
+bool in_a_pool(const void* pointer) {
+  std::lock_guard<std::mutex> hold(memory().lock);
+  auto found = memory().blocks.find(static_cast<char*>(const_cast<void*>(pointer)));
+  return found != memory().blocks.end() && !found->second.counted;
+}
+
+// What the capture keeps of an argument or a result: the thing itself where a graph owns it, otherwise its address.
+IValue lent(Capture& graph, const std::string& op, const IValue& value) {
+  return change(value, [&](const at::Tensor& tensor) {
+    if (!ours(tensor) || tensor.storage().data() == nullptr || in_a_pool(tensor.storage().data())) return tensor;
+    auto* impl = tensor.storage().unsafeGetStorageImpl();
+    auto found = graph.loans.find(impl);
+    if (found == graph.loans.end()) {
+      c10::Storage borrowed(c10::Storage::use_byte_size_t(), impl->nbytes(), c10::DataPtr(impl->mutable_data(), impl->device()), nullptr, false);
+      auto owner = c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl));
+      found = graph.loans.emplace(impl, Loan{std::move(owner), std::move(borrowed), op}).first;
+    }
+    return over(found->second.borrowed, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), tensor);
+  });
+}
+
+// The owners of all that a graph touches, held for the time of a replay; why there can be none otherwise.
+std::string borrow(Capture& graph, std::vector<c10::intrusive_ptr<c10::StorageImpl>>& owners) {
+  for (auto& entry : graph.loans) {
+    auto& loan = entry.second;
+    auto owner = loan.owner.lock();
+    auto what = std::to_string(loan.borrowed.nbytes()) + " bytes that " + loan.op + " was captured with";
+    if (!owner) return "a replay touches memory that was freed since its capture: " + what + "; keep them, and write new inputs into them";
+    if (owner->data() != loan.borrowed.data()) return "a replay touches memory that moved since its capture: " + what + "; capture again";
+    owners.push_back(std::move(owner));
+  }
+  return {};
+}
+
 struct Recorded {
   c10::OperatorHandle op;
   std::vector<IValue> arguments, results;
@@ -500,6 +543,13 @@ void again(const Recorded& one) {
     for (size_t j = 0; j < kept.size(); ++j)
       if (one.fresh[number++]) Work::fill(kept[j], made[j]);
   }
+}
+
+void keep(Capture& graph, Recorded record) {
+  const auto& name = record.op.operator_name().name;
+  for (auto& one : record.arguments) one = lent(graph, name, one);
+  for (auto& one : record.results) one = lent(graph, name, one);
+  graph.steps.push_back([record = std::move(record)] { again(record); });
 }
 
 const std::set<std::string> kShapedByData = {"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_consecutive",
@@ -579,7 +629,7 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
       record.results.push_back(stack->back());
       record.fresh.push_back(false);
     }
-    if (capture != nullptr) capture->steps.push_back([record] { again(record); });
+    if (capture != nullptr) keep(*capture, record);
     here.submit([record = std::move(record)] { again(record); });
     return;
   }
@@ -603,7 +653,7 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
     }
     record.results.push_back(stack->back());
   }
-  if (capture != nullptr) capture->steps.push_back([record = std::move(record)] { again(record); });
+  if (capture != nullptr) keep(*capture, std::move(record));
 }
 
 at::Tensor on_host(const at::Tensor& tensor, Work& work) { return ours(tensor) ? work.alias(tensor) : tensor; }
@@ -626,7 +676,10 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   if (crosses) synchronize(from.device().index());
   auto& here = current_line(device);
   if (later) {
-    if (capture != nullptr) capture->steps.push_back([from, to] { copy_now(from, to); });
+    if (capture != nullptr) {
+      auto source = lent(*capture, "aten::copy_", from).toTensor(), target = lent(*capture, "aten::copy_", to).toTensor();
+      capture->steps.push_back([source, target] { copy_now(source, target); });
+    }
     here.submit([from, to] { copy_now(from, to); });
   } else {
     here.drain();
@@ -743,11 +796,17 @@ void* fake_end() { return std::exchange(capture, nullptr); }
 
 int64_t fake_bytes(void* captured) { return static_cast<Capture*>(captured)->bytes; }
 
-void fake_replay(void* captured) {
+// Why it cannot be run, or null.
+const char* fake_replay(void* captured) {
+  static thread_local std::string trouble;
   auto* steps = static_cast<Capture*>(captured);
-  current_line(steps->device).submit([steps] {
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> owners;
+  trouble = borrow(*steps, owners);
+  if (!trouble.empty()) return trouble.c_str();
+  current_line(steps->device).submit([steps, owners = std::move(owners)] {
     for (auto& step : steps->steps) step();
   });
+  return nullptr;
 }
 
 void fake_drop(void* captured) {

@@ -21,6 +21,7 @@ def load() -> ModuleType:
     library = ctypes.CDLL(str(LIBRARY))
     library.fake_used.restype = library.fake_capacity.restype = library.fake_bytes.restype = ctypes.c_int64
     library.fake_end.restype = ctypes.c_void_p
+    library.fake_replay.restype = ctypes.c_char_p
     library.fake_bytes.argtypes = library.fake_replay.argtypes = library.fake_drop.argtypes = [ctypes.c_void_p]
     library.fake_register()
     module = _module(library)
@@ -74,7 +75,9 @@ class Graph:
         return int(self.library.fake_bytes(self._captured))
 
     def replay(self) -> None:
-        self.library.fake_replay(self._captured)
+        trouble = self.library.fake_replay(self._captured)
+        if trouble is not None:
+            raise RuntimeError(trouble.decode())
 
     def __del__(self) -> None:
         if self._captured is not None:

@@ -5,6 +5,14 @@ from __future__ import annotations
 from pagoda.hal.kernel import Kernel, Needs, Reason
 from pagoda.ops.norm import NormFacts
 
+WRONG = (
+    ("gemm", "ragged", "RaggedGemm"),
+    ("gated_activation", "rounded", "RoundedGate"),
+    ("paged_attention", "decode", "DecodeAttention"),
+    ("write_kv", "swapped", "SwappedPages"),
+)
+"""What `pagoda diff` has to name."""
+
 
 def own_kernels() -> tuple[Kernel, ...]:
     """For our own chip, offered by the backend."""
@@ -16,7 +24,9 @@ def own_kernels() -> tuple[Kernel, ...]:
 
 
 def for_device(device: str) -> tuple[Kernel, ...]:
-    """For somebody else's device, by the name it is chosen with."""
+    """For somebody else's device, by the name it is chosen with. The reference device gets what is wrong on purpose, below its own."""
+    if device == "reference":
+        return tuple(Kernel(op, name, f"paperchip.wrong:{implementation}", rank=-2.0) for op, name, implementation in WRONG)
     if device != "cpu":
         return ()
     return (Kernel("rms_norm", "paper", "paperchip.implementation:PaperRmsNorm", accepts=_plain_weight, rank=-0.5),)
