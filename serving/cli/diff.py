@@ -26,7 +26,7 @@ the wrong one.
 What is shown of a wrong primitive: its kernel and where that comes from, the facts of its use, shapes and dtypes, its error and what the
 primitive allows, where in the result it is largest, and the command that checks this kernel alone.
 
-Two devices: `pagoda diff MODEL --device cuda --against reference`. Two kernels on one device:
+Two devices: `pagoda diff MODEL --device auto --against reference`. Two kernels on one device:
 `pagoda diff MODEL --device cpu --against cpu --against-kernel gemm=reference`. Exit code 0: they agree; 1: they part."""
 
 
