@@ -130,8 +130,8 @@ def test_a_replay_runs_the_operators_and_not_the_code(environment: dict[str, str
 
 
 FREED = """
-def step(a, weight):
-    return (a @ weight).clamp_(max=5.0)
+def step(x, weight):
+    return (x @ weight).clamp_(max=5.0)
 
 def outcome(change):
     held = {"x": torch.ones(4, 4, device="fake:0"), "weight": torch.full((4, 4), 2.0, device="fake:0")}
