@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +139,11 @@ class Layers:
 
 
 def attention(layers: Plain | Layers, save: Callable[[str, Any], None]) -> None:
-    """µs a layer by the fewest tiles that a split of attention has, and by splits."""
+    """µs a layer by splits of attention."""
     plan, found = layers.plan, {}
-    for splits, least in product(sorted({plan.parts[0].splits, 4, 8}), (1, 2, 3, 4)):
-        layers.plan = plan._replace(parts=(plan.parts[0]._replace(splits=splits, least=least),))
-        found[f"{splits} splits of {least}"] = layers.time()
+    for splits in sorted({plan.parts[0].splits, 2, 4, 8}):
+        layers.plan = plan._replace(parts=(plan.parts[0]._replace(splits=splits),))
+        found[f"{splits} splits"] = layers.time()
     layers.plan = plan
     print(f"  {layers.rows} rows, attention: { ({name: round(value, 2) for name, value in found.items()}) }", flush=True)
     save(f"{layers.rows} rows, attention", found)

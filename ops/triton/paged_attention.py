@@ -15,8 +15,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 PROGRAMS = 512
 """Programs of a decode step that keep a large device busy; fewer rows are split over their keys."""
-PROCESSORS = 32
-"""Programs beyond each so many of which one more tile is taken in a program: a quarter of a large device's processors."""
 KEYS = 64
 """Fewest keys of a split."""
 SLOTS = 128
@@ -31,7 +29,6 @@ class Part(NamedTuple):
     Attributes:
         batch: the requests; its query tokens are `tokens` of the step's.
         tile: how it is cut. splits: of the keys, a power of two. shared: of the keys that decodes share, read once; 0 for none.
-        least: tiles of a split, at least.
         single: takes the requests of one query token, and leaves the others alone. fewest: leaves alone those of fewer tokens.
     """
 
@@ -40,7 +37,6 @@ class Part(NamedTuple):
     tile: Tile
     splits: int
     shared: int
-    least: int
     single: bool
     fewest: int
 
@@ -98,11 +94,7 @@ class PagedAttention(PlainKernel):
         chosen = tile or tile_of(rows, max(self.block_d, self.block_dv), 4 if facts.dtype == "float32" else 2, facts.page_size)
         chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(self.group)))
         shared = self._shared(batch) if single else 0
-        return Part(batch, tokens, chosen, splits or (self._splits(batch) if single else 1), shared, self._least(batch), single, fewest)
-
-    def _least(self, batch: PagedBatch) -> int:
-        """Where keys are few, two tiles in one program rather than two programs, unless processors have nothing to do."""
-        return min(max(batch.seq_lens.shape[0] * self.facts.num_kv_heads // PROCESSORS, 1), 4)
+        return Part(batch, tokens, chosen, splits or (self._splits(batch) if single else 1), shared, single, fewest)
 
     def _splits(self, batch: PagedBatch) -> int:
         """Enough programs for a large device: decode rows × KV heads × splits."""
@@ -171,7 +163,7 @@ class PagedAttention(PlainKernel):
             q, keys, values, out, partial, lse, batch.query_start, batch.seq_lens, batch.block_table,
             batch.seq_lens if batch.shared is None else batch.shared,
             out if sinks is None else sinks, out if slopes is None else slopes, out if bias is None else bias.contiguous(),
-            facts.scale, facts.softcap or 0.0, requests, blocks, part.splits, part.least, part.shared, part.shared + part.splits,
+            facts.scale, facts.softcap or 0.0, requests, blocks, part.splits, part.shared, part.shared + part.splits,
             1 if bias is None else bias.shape[1],
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), *k_pages.stride()[:3], *v_pages.stride()[:3],
             batch.block_table.stride(0),

@@ -105,11 +105,9 @@ def _walk(acc, total, top, query, k_pages, v_pages, table, low, stop, begin, hig
     return acc, total, top
 
 
-@triton.jit(
-    do_not_specialize=["num_requests", "num_blocks", "table_r", "splits", "least", "offset", "slots"], do_not_specialize_on_alignment=STEP
-)
+@triton.jit(do_not_specialize=["num_requests", "num_blocks", "table_r", "splits", "offset", "slots"], do_not_specialize_on_alignment=STEP)
 def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, shared, sinks, slopes, biases,
-           scale, softcap, num_requests, num_blocks, splits, least, offset, slots, distances, q_t, q_h, o_t, o_h,
+           scale, softcap, num_requests, num_blocks, splits, offset, slots, distances, q_t, q_h, o_t, o_h,
            kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, table_r,
            HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, SINGLE: tl.constexpr,
            TILE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -119,7 +117,7 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
            EARLY: tl.constexpr):  # fmt: skip
     """Blocks × KV heads × splits. SINGLE: a block is a request, and those with other than one query token are left alone; otherwise those
     with fewer than FEWEST. Later blocks see more, and start first. PARTIAL results lie by request, this launch's in slots `offset` … of
-    `slots`, and a split has at least `least` tiles; offset > 0: other slots have the keys that `shared` counts.
+    `slots`; offset > 0: other slots have the keys that `shared` counts.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -165,7 +163,7 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
         begin = tl.maximum(begin, tl.load(shared + 1 + request, mask=offset > 0, other=0))
     # Keys before `begin` may lie in dropped pages, whose content is anything: they are masked even inside the first tile.
     first_tile = begin // TILE * TILE
-    per_split = tl.maximum(tl.cdiv(tl.cdiv(last - first_tile, TILE), splits), least) * TILE
+    per_split = tl.cdiv(tl.cdiv(last - first_tile, TILE), splits) * TILE
     low = first_tile + split * per_split
     high = tl.minimum(low + per_split, last)
     seen_by_all = (lowest + 1 if CAUSAL else seq_len) // TILE * TILE
