@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pagoda.hal.errors import ModelError
 from pagoda.models.checkpoint import Rule
 from pagoda.models.config import Config
 from pagoda.models.spec import DecoderSpec
 
 Rules = Callable[[DecoderSpec], tuple[Rule, ...]]
+
+
+class LeftToTransformers(ModelError):
+    """A family read a configuration and lacks what it asks for, but knows that transformers' own module has it."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from pagoda.models.conversion import AS_IT_IS, Wanted
 from pagoda.models.decoder import Decoder, ropes_of
 from pagoda.models.encoder_decoder import built
 from pagoda.models.encoding import Cut, EncoderFacts
-from pagoda.models.family import Family
+from pagoda.models.family import Family, LeftToTransformers
 from pagoda.models.loading.dummy_source import DummySource
 from pagoda.models.loading.open import Checkpoint, open_checkpoint
 from pagoda.models.loading.progress import Progress, watched
@@ -162,13 +162,9 @@ def _spec(family: Family, config: Mapping[str, Any], wanted: Wanted, model_impl:
     reader = Config(config)
     try:
         spec = family.spec(reader)
-    except ModelError as error:
+    except LeftToTransformers as error:
         if model_impl != "auto":
             raise
-        try:
-            bridged_class(config, answers_of(config, wanted))
-        except ModelError:
-            raise error from None
         log.warning("%s: so the model runs through transformers", error)
         return None
     reader.finish()

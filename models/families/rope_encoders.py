@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagoda.hal.errors import ModelError
 from pagoda.models.checkpoint import Also, Drop, Rename, Rule, Split
 from pagoda.models.config import Config
 from pagoda.models.families.bert import architectures, head_rules, layer_rules
 from pagoda.models.families.common import activation, bidirectional, llama_rules, max_positions, rope
 from pagoda.models.families.llama import spec as llama
 from pagoda.models.families.pooled import NO_HEAD, architecture, encoder_pooler, post_norm_layers, self_attention
-from pagoda.models.family import Family
+from pagoda.models.family import Family, LeftToTransformers
 from pagoda.models.pooling import Dense, PoolNorm
 from pagoda.models.rope import DynamicScaling, Rope
 from pagoda.models.spec import Attention, Bidirectional, DecoderSpec, Embed, Layer, Mlp, Norm, Window
@@ -226,7 +225,7 @@ def eurobert(config: Config) -> DecoderSpec:
     width = config.integer("hidden_size")
     pooling = config.text("classifier_pooling", default="late")
     if "ForSequence" in architecture(config) and pooling == "late":
-        raise ModelError(f"{config.where}: classifier_pooling='late' is not implemented; bos and mean are")
+        raise LeftToTransformers(f"{config.where}: classifier_pooling='late' is not implemented; bos and mean are")
     config.ignore("clf_pooling", "mask_token_id")
     pooler = encoder_pooler(config, (Dense(width, "gelu"),), "mean" if pooling == "mean" else "cls")
     return replace(bidirectional(llama(config)), head=NO_HEAD, pooler=pooler)

@@ -162,4 +162,4 @@ def test_what_does_not_go_together_is_refused(tmp_path):
     other.mkdir()
     make(other, "EuroBertForSequenceClassification", head_dim=8)
     with pytest.raises(ModelError, match="late"):
-        LLM(str(other), skip_tokenizer_init=True, **SETTINGS)
+        LLM(str(other), skip_tokenizer_init=True, model_impl="pagoda", **SETTINGS)
