@@ -25,8 +25,8 @@ from tiny_servers import tiny_server
 LEFT_OUT = "positive_data_acceptance"
 
 
-def check(where: str, examples: int, seed: int, folder: Path) -> dict[str, Any]:
-    """One run against a running server: how many cases, and what failed with a line to repeat it."""
+def check(where: str, examples: int, seed: int, folder: Path) -> tuple[dict[str, Any], str]:
+    """One run against a running server: how many cases and what failed, and what it printed, with lines to repeat that."""
     report = folder / "report.json"
     words = [
         "run",
@@ -59,8 +59,9 @@ def check(where: str, examples: int, seed: int, folder: Path) -> dict[str, Any]:
         check=False,
         cwd=folder,  # where it keeps what it found
     )
-    found = json.loads(report.read_text()) if report.exists() else {}
-    return {"exit_code": done.returncode, "printed": done.stdout[-6000:], "errors": done.stderr[-2000:], "report": found}
+    made = json.loads(report.read_text()) if report.exists() else {}
+    kept = ("schemathesis_version", "seed", "complete", "operations", "phases", "test_cases", "failures", "errors")
+    return {"exit_code": done.returncode, **{name: made.get(name) for name in kept}}, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 def main() -> int:
@@ -71,12 +72,13 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, tiny_server(Path(folder), options.only) as server:
-        found = check(server.where, options.max_examples, options.seed, Path(folder))
+        found, printed = check(server.where, options.max_examples, options.seed, Path(folder))
         traces = [line for line in server.errors if "Traceback" in line]
-    found |= {"date": time.strftime("%Y-%m-%d"), "tracebacks": len(traces), "server": options.only}
+    command = f"python benchmarks/schemathesis_server.py --max-examples {options.max_examples} --seed {options.seed} --only {options.only}"
+    found = {"date": time.strftime("%Y-%m-%d"), "command": command, "tracebacks": len(traces), **found}
     if options.output is not None:
         options.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(found["printed"], found["errors"])
+    print(printed)
     return 1 if found["exit_code"] or traces else 0
 
 

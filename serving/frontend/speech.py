@@ -91,3 +91,26 @@ class SpeechTokens:
                 found.append(Segment(begin, time, tuple(words)))
             begin, words = time, []
         return [*found, Segment(begin, max(duration, begin), tuple(words))] if words else found
+
+
+class SpokenText:
+    """Text of one part's tokens as they come, without the times: all of it is the texts of `SpeechTokens.segments` together."""
+
+    def __init__(self, tokens: SpeechTokens, tokenizer: Tokenizer) -> None:
+        self._tokens, self._tokenizer = tokens, tokenizer
+        self._words = tokenizer.detokenizer()
+
+    def push(self, ids: Sequence[int]) -> str:
+        return "".join(map(self._text_of, ids))
+
+    def flush(self) -> str:
+        """The end of a segment, or of all."""
+        rest, self._words = self._words.flush(), self._tokenizer.detokenizer()
+        return rest
+
+    def _text_of(self, token: int) -> str:
+        if token in self._tokenizer.eos_ids:
+            return ""
+        if self._tokens.first_time is not None and token >= self._tokens.first_time:
+            return self.flush()
+        return self._words.push((token,))

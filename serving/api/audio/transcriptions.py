@@ -29,7 +29,7 @@ from pagoda.serving.api.stream_events import event
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.frontend.sound import Piece, decoded, encoder_input, longest_sound, pieces
 from pagoda.serving.frontend.spectrum import RATE
-from pagoda.serving.frontend.speech import SpeechTokens, Task
+from pagoda.serving.frontend.speech import SpeechTokens, SpokenText, Task
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -94,13 +94,20 @@ class Reply:
         """The pieces one after another."""
         said = ""
         for request in self.requests:
-            async with aclosing(self.service.generate(request)) as steps:
-                async for step in steps:
-                    added = "".join(delta.text for delta in step.deltas)
-                    if added:
-                        said += added
-                        yield event(TextDeltaEvent(delta=added))
+            async with aclosing(self._spoken(request)) as texts:
+                async for added in texts:
+                    said += added
+                    yield event(TextDeltaEvent(delta=added))
         yield event(TextDoneEvent(text=said.strip()))
+
+    async def _spoken(self, request: EngineRequest) -> AsyncGenerator[str, None]:
+        text = SpokenText(self.tokens, self.service.text.tokenizer)
+        async with aclosing(self.service.generate(request)) as steps:
+            async for step in steps:
+                if added := "".join(text.push(delta.token_ids) for delta in step.deltas):
+                    yield added
+        if rest := text.flush():
+            yield rest
 
     async def _segments(self) -> list[TranscriptionSegment]:
         found: list[TranscriptionSegment] = []
