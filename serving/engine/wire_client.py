@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 import zmq.asyncio
-from pagoda.hal.errors import EngineDeadError, PagodaError
+from pagoda.hal.errors import EngineDeadError, PagodaError, RequestError
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats, RequestDelta
 from pagoda.serving.engine.streams import Streams
 from pagoda.serving.engine.wire import (
@@ -94,8 +94,14 @@ class WireClient:
         self._context.term()
 
     def send(self, message: ToEngine) -> None:
-        if not self._requests.closed:
-            self._requests.send(encode(message), zmq.NOBLOCK)
+        """Raises `RequestError` for what cannot cross, such as numbers beyond 64 bits in fields that may hold anything."""
+        if self._requests.closed:
+            return
+        try:
+            text = encode(message)
+        except (OverflowError, UnicodeEncodeError, RecursionError) as error:
+            raise RequestError(f"the request cannot be handed to the engine: {error}") from None
+        self._requests.send(text, zmq.NOBLOCK)
 
     def fail(self, error: EngineDeadError) -> None:
         """The engine has ended: whoever waits is told, and whoever comes."""

@@ -87,6 +87,6 @@ def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
         return dict(call)
     try:
         arguments = json.loads(function.get("arguments") or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{where}.function.arguments is not valid JSON: {error}", param=where) from error
     return {**call, "function": {**function, "arguments": arguments}}

@@ -122,6 +122,9 @@ async def test_a_request_that_cannot_be_read_is_refused_and_the_engine_hears_the
     with pytest.raises(RequestError, match="cannot read this request"):
         await ask(client, toy_request("odd", PROMPT, 3, extra=5))
     client._requests.send(b"\x00 no message at all")
+    for value in (10**30, "\ud800"):
+        with pytest.raises(RequestError, match="cannot be handed to the engine"):
+            await ask(client, toy_request("large", PROMPT, 3, extra={"x": value}))
     assert await ask(client, toy_request("next", PROMPT)) == dense_greedy(ToyModel(), PROMPT, 8)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.structured import StructuredOutputsParams
+from scripted import text_side
 from toy_server import toy_server
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -59,6 +60,17 @@ async def test_a_wrong_field_is_refused(fields: dict[str, Any], param: str, mess
         for reply in (await toy.chat("x", **fields), await toy.complete("x", **fields)):
             assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
             assert message in reply.json()["error"]["message"]
+
+
+async def test_a_text_that_is_no_schema_is_refused_beside_tools_too() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    async with toy_server(text=text_side()) as toy:
+        for text in ("x", "[" * 100_000):
+            for path in ("/v1/chat/completions", "/v1/chat/completions/render"):
+                body = {"messages": [{"role": "user", "content": "x"}], "guided_json": text, "tools": tools}
+                reply = await toy.http.post(path, json=body)
+                assert (reply.status_code, reply.json()["error"]["param"]) == (400, "guided_json")
+                assert "is no JSON" in reply.json()["error"]["message"]
 
 
 async def test_without_the_packages_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

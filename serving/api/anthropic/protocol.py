@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pagoda.serving.api.openai.protocol import Name
+from pagoda.serving.api.openai.protocol import Int32, Name
 
 Blocks = list[dict[str, Any]]
 
@@ -86,7 +86,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
-    priority: int | None = None
+    priority: Int32 | None = None
     cache_salt: Name | None = None
     # accepted and without effect: they name the client or where it is served
     metadata: Any = None

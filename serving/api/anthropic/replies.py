@@ -107,6 +107,6 @@ def signature(block: Block) -> str:
 def _arguments(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

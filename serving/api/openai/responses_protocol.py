@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from pagoda.hal.errors import RequestError
-from pagoda.serving.api.openai.protocol import Name
+from pagoda.serving.api.openai.protocol import Int32, Name
 
 Item = dict[str, Any]
 Metadata = Annotated[
@@ -47,7 +47,7 @@ class Extras(msgspec.Struct, kw_only=True):
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    priority: int | None = None
+    priority: Int32 | None = None
     cache_salt: Name | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

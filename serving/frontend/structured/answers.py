@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.structured import StructuredOutputsParams, Thinking
 from pagoda.serving.frontend.parsers.answers import AnswerFormat
 from pagoda.serving.frontend.parsers.events import CallShape
+from pagoda.serving.frontend.structured.schema import read_schema
 from pagoda.serving.frontend.structured.tool_calls import Format, OfferedTool, calls_tag
 from pagoda.serving.frontend.text import Tokenizer
 
@@ -64,7 +64,7 @@ def _content(wanted: StructuredOutputsParams) -> Format:
     if wanted.kind == "json_object":
         return {"type": "json_schema", "json_schema": {"type": "object"}}
     if wanted.kind == "json":
-        return {"type": "json_schema", "json_schema": json.loads(str(wanted.json))}
+        return {"type": "json_schema", "json_schema": read_schema(str(wanted.json), wanted.origin)}
     if wanted.kind == "regex":
         return {"type": "regex", "pattern": wanted.regex}
     if wanted.kind == "choice":
