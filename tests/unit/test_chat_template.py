@@ -101,9 +101,10 @@ def test_arguments_are_parsed_for_the_template() -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}
     source = "{{ messages[0].tool_calls[0].function.arguments.x }}"
     assert render(source, [{"role": "assistant", "tool_calls": [call]}]) == "1"
-    call["function"]["arguments"] = "{"  # type: ignore[index]
-    with pytest.raises(RequestError, match=r"messages\[0\]\.tool_calls\[0\]\.function\.arguments is not valid JSON"):
-        render(source, [{"role": "assistant", "tool_calls": [call]}])
+    for text in ("{", "[" * 100_000):
+        call["function"]["arguments"] = text  # type: ignore[index]
+        with pytest.raises(RequestError, match=r"messages\[0\]\.tool_calls\[0\]\.function\.arguments is not valid JSON"):
+            render(source, [{"role": "assistant", "tool_calls": [call]}])
 
 
 def test_which_template_is_chosen() -> None:
