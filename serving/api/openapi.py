@@ -64,12 +64,13 @@ def _reply(one: Operation, known: dict[str, Schema]) -> Schema:
     records = [known[_key(kind)] for kind in one.replies]
     content: Schema = {JSON: {"schema": {"anyOf": records} if len(records) > 1 else records[0] if records else {}}}
     if one.streams:
-        content[EVENTS] = {"schema": {"type": "string"}}
+        content[EVENTS] = {"schema": _EVENT}
     if one.sent_as == FORM:
         content[TEXT] = {"schema": {"type": "string"}}
     return content
 
 
+_EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}, "required": ["data"]}
 _FILE = {"type": "object", "properties": {"file": {"type": "string", "format": "binary"}}, "required": ["file"]}
 _ERRORS = {
     "400": "The request is wrong; `param` names the field",
