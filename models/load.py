@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,6 @@ from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
 from pagoda.hal.errors import ConfigError, KernelError, ModelError
 from pagoda.hal.kernel import Facts
-from pagoda.hal.kv import DTYPE_BYTES
 from pagoda.hal.table import KernelTable
 from pagoda.models.adapters.slots import LoraLimits
 from pagoda.models.bridge.kinds import answers_of, bridged_class
@@ -36,8 +35,10 @@ from pagoda.models.model import LengthEpochs, ModelFacts
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.registry import find_family
 from pagoda.models.rope import DynamicScaling, LongRopeScaling
-from pagoda.models.spec import MLA, Attention, Bidirectional, Both, Cross, DecoderSpec, Embed, Encoder, Mixer, Mlp
+from pagoda.models.seeing import Seeing, load_encoder, seeing, text_checkpoint, text_family
+from pagoda.models.spec import Bidirectional, DecoderSpec, Embed, Encoder
 from pagoda.models.weights import WeightSource
+from pagoda.models.work import work_bytes
 from pagoda.quant.format import Format, StoredTensor
 from pagoda.quant.registry import format_for
 
@@ -68,6 +69,7 @@ class Description:
         parameters: our tensor names. uses: primitives with their facts.
         stored: the checkpoint's tensors under our names; empty when only the configuration is known.
         lora: room for adapters. adaptable: what they may change, by path.
+        sees: what stands before a native language model that sees.
     """
 
     facts: ModelFacts
@@ -81,6 +83,7 @@ class Description:
     stored: Mapping[str, StoredTensor]
     adaptable: Mapping[str, Part]
     lora: LoraLimits | None = None
+    sees: Seeing | None = None
 
 
 def describe(
@@ -119,6 +122,11 @@ def describe(
     numerics = Numerics(computing, _kv_dtype(kv_dtype, computing))
     family = _family(checkpoint.config, wanted, model_impl)
     spec = _spec(family, checkpoint.config, wanted, model_impl) if family is not None else None
+    text = text_family(checkpoint.config) if family is None and model_impl == "auto" else None
+    if text is not None and wanted == AS_IT_IS:
+        _check_bridge(checkpoint, quantization, lora)
+        own = text_checkpoint(checkpoint, text)
+        return _seen(checkpoint, describe(own, dtype=computing, kv_dtype=kv_dtype, shard=shard, quantization=quantization, table=table))
     if family is None or spec is None:
         _check_bridge(checkpoint, quantization, lora)
         return _bridged(checkpoint, numerics, shard, table, wanted)
@@ -188,6 +196,19 @@ def _check_bridge(checkpoint: Checkpoint, quantization: str | None, lora: LoraLi
         raise ConfigError(f"{name} is served from plain weights only; give a checkpoint that is not quantised")
 
 
+def _seen(checkpoint: Checkpoint, text: Description) -> Description:
+    """The language model's description with what stands before it."""
+    sees = seeing(checkpoint, text.numerics.dtype, text.facts.width)
+    facts = replace(
+        text.facts,
+        architecture=_architecture(checkpoint),
+        weight_bytes=text.facts.weight_bytes + sees.nbytes,
+        eos_ids=_eos(checkpoint) or text.facts.eos_ids,
+        media=sees.media,
+    )
+    return replace(text, facts=facts, sees=sees)
+
+
 def _bridged(checkpoint: Checkpoint, numerics: Numerics, shard: Shard, table: KernelTable | None, wanted: Wanted) -> Description:
     spec, module = outline(checkpoint.config, numerics.dtype, wanted, shard)
     source = checkpoint.open() if checkpoint.open is not None else None
@@ -252,7 +273,10 @@ def load_model(
         build = Builder(description.numerics, description.shard, description.format, {}, table, communicator=communicator)
         return load_bridged(description.spec, description.facts, build, device, stored)
     build = Builder(description.numerics, description.shard, description.format, stored, table, device, communicator, description.lora)
-    return built(description.spec, build, description.facts)
+    model = built(description.spec, build, description.facts)
+    if description.sees is not None:
+        model.encoder = load_encoder(description.sees, description.numerics.dtype, device, model.loaded, seed)
+    return model
 
 
 def _dtype(config: Mapping[str, Any], asked: str, available: tuple[str, ...], default: str) -> str:
@@ -299,7 +323,7 @@ def _facts(checkpoint: Checkpoint, spec: DecoderSpec, numerics: Numerics, listed
         max_positions=spec.max_positions,
         caches=hollow.caches,
         weight_bytes=build.nbytes,
-        work_bytes_per_token=_work_bytes(spec, build),
+        work_bytes_per_token=work_bytes(spec, build),
         eos_ids=_eos(checkpoint),
         parameters=sum(counts),
         length_epochs=_length_epochs(spec),
@@ -341,33 +365,6 @@ def _count(parameter: Parameter) -> int:
     for size in parameter.shape:
         total *= size
     return total
-
-
-def _work_bytes(spec: DecoderSpec, build: Builder) -> int:
-    """The stream and its normed copy, and the widest of what one layer holds at once."""
-    widest = 0
-    for layer in spec.layers:
-        attention = _mixer_numbers(layer.mixer)
-        hidden = layer.feed_forward.hidden if layer.feed_forward else 0
-        times = 3 if isinstance(layer.feed_forward, Mlp) else 3 * getattr(layer.feed_forward, "top_k", 0)
-        widest = max(widest, attention, hidden * times)
-    return DTYPE_BYTES[build.numerics.dtype] * (4 * spec.width + -(-widest // build.shard.world))
-
-
-def _mixer_numbers(mixer: Mixer | None) -> int:
-    match mixer:
-        case None:
-            return 0
-        case Attention():
-            return (mixer.heads * 2 + mixer.kv_heads * 2) * mixer.head_dim
-        case MLA():
-            return mixer.heads * (3 * (mixer.nope_dim + mixer.rope_dim) + 3 * mixer.v_dim)
-        case Bidirectional() | Cross():
-            return _mixer_numbers(mixer.attention)
-        case Both():
-            return _mixer_numbers(mixer.attention) + _mixer_numbers(mixer.recurrent)
-        case _:
-            return mixer.numbers
 
 
 def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pagoda.models.encoding import EncoderBatch, EncoderFacts
     from pagoda.models.loaded import Loaded
     from pagoda.models.pooling import Pooler
-    from pagoda.ops.attention import PagedBatch
+    from pagoda.ops.attention import PagedBatch, Spans
     from pagoda.ops.segment_attention import Segments
 
 
@@ -48,6 +48,7 @@ class ModelInputs:
         groups: a `PagedBatch` per cache group.
         plans: what `Model.plan` returned for these groups.
         embeddings: (rows `[E]` int64, values `[E, row_width]`) that replace looked-up embeddings (`MediaFacts`), or None.
+        spans: which of those tokens see each other in both directions (`MediaFacts.whole`), or None.
         taps: layers whose hidden states are wanted. routed: so are the experts that each layer chooses.
         adapters: `[T]` int32, adapter slot of each token or −1; None: no token has one.
         lengths: `[T]` int64, any length within the epoch (`LengthEpochs`) of each token's request; None: the lengths in `groups` are.
@@ -60,6 +61,7 @@ class ModelInputs:
     groups: tuple[PagedBatch, ...]
     plans: tuple[Any, ...] = ()
     embeddings: tuple[torch.Tensor, torch.Tensor] | None = None
+    spans: Spans | None = None
     taps: tuple[int, ...] = ()
     routed: bool = False
     adapters: torch.Tensor | None = None

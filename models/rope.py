@@ -77,12 +77,16 @@ Scaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongRop
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotate the first `dims` numbers of each head by position · theta^(−2i / dims)."""
+    """Rotate the first `dims` numbers of each head by position · theta^(−2i / dims).
+
+    sections: of tokens with a position for time, height and width, how many frequencies follow each, woven into one another.
+    """
 
     theta: float
     dims: int
     style: RopeStyle = "neox"
     scaling: Scaling | None = None
+    sections: tuple[int, ...] = ()
 
     @property
     def by_length(self) -> bool:
@@ -177,6 +181,7 @@ class RopeTable:
         self._rope = rope
         self._table: torch.Tensor | None = None
         self._constants = length_constants(rope, device) if rope.by_length else None
+        self._axes = _axes_of(rope).to(device) if rope.sections else None
         if not rope.by_length:
             angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies(rope))
             self._table = (torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.factor).to(device)
@@ -186,10 +191,24 @@ class RopeTable:
         return self._table is None
 
     def at(self, positions: torch.Tensor, lengths: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions `[T]`, lengths `[T]` of each token's request (where the rope needs them) → cos, sin `[T, dims / 2]` float32."""
+        """positions `[T]` or `[axes, T]`, lengths `[T]` of each token's request (where needed) → cos, sin `[T, dims / 2]` float32."""
+        if positions.dim() > 1 and self._axes is None:
+            positions = positions[0]
         if self._table is not None:
             cos, sin = self._table[positions].chunk(2, dim=-1)
+            if positions.dim() > 1:
+                assert self._axes is not None
+                chosen = self._axes.expand(1, cos.shape[1], -1)
+                cos, sin = cos.gather(0, chosen)[0], sin.gather(0, chosen)[0]
             return cos, sin
         assert lengths is not None
         angles = positions[:, None].float() * frequencies_by_length(self._rope, lengths, self._constants)
         return angles.cos() * self._rope.factor, angles.sin() * self._rope.factor
+
+
+def _axes_of(rope: Rope) -> torch.Tensor:
+    """Which position each frequency follows, `[dims / 2]`: of every three one after another, until a section is used up."""
+    axes = torch.zeros(rope.dims // 2, dtype=torch.int64)
+    for axis in range(1, len(rope.sections)):
+        axes[axis : rope.sections[axis] * len(rope.sections) : len(rope.sections)] = axis
+    return axes

@@ -124,6 +124,21 @@ class PagedBatch:
         )
 
 
+@dataclass(frozen=True)
+class Spans:
+    """Query tokens that see more than facts say: those of an image, each other in both directions. E = number of them.
+
+    Attributes:
+        rows: `[E]` int64, tokens of the step.
+        first, end: `[E]` int64, positions in the request: keys [first, end) are seen too, but those that a window leaves behind. All of
+            them are in their pages, and `seq_lens` reaches to `end`.
+    """
+
+    rows: torch.Tensor
+    first: torch.Tensor
+    end: torch.Tensor
+
+
 def to_pages(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Heads `[..., D]` as they are stored. In int8 `[..., D + 4]`: x · (127 / max |x|), rounded to the nearest (even at a tie), then the
     scale max |x| / 127, all in float32. In float8 what is too large becomes the largest number."""
@@ -181,8 +196,23 @@ class PagedAttentionReference(PlainKernel):
         slopes: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        owners = (*_owners(batch, q.shape[0]), torch.arange(q.shape[0], device=q.device))
+        return self._in_parts(q, k_pages, v_pages, batch, owners, sinks, slopes, bias)
+
+    def run_spans(
+        self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, batch: PagedBatch, spans: Spans,
+        sinks: torch.Tensor | None = None, slopes: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """The outputs `[E, H, Dv]` of the step's tokens in `spans` alone, from the step's q `[T, H, D]`; else as `run`."""
+        request, position = _owners(batch, q.shape[0])
+        owners = (request[spans.rows], position[spans.rows], spans.rows, spans.first, spans.end)
+        return self._in_parts(q[spans.rows], k_pages, v_pages, batch, owners, sinks, slopes, None)
+
+    def _in_parts(
+        self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, batch: PagedBatch, owners: tuple[torch.Tensor, ...],
+        sinks: torch.Tensor | None, slopes: torch.Tensor | None, bias: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         # Each query gathers its own keys, so a few queries at a time bound the memory; their number depends on shapes alone.
-        owners = [*_owners(batch, q.shape[0]), torch.arange(q.shape[0], device=q.device)]
         parts = [
             self._attend(q[i : i + _QUERIES], k_pages, v_pages, batch, [o[i : i + _QUERIES] for o in owners], sinks, slopes, bias)
             for i in range(0, q.shape[0], _QUERIES)
@@ -194,7 +224,7 @@ class PagedAttentionReference(PlainKernel):
         sinks: torch.Tensor | None, slopes: torch.Tensor | None, bias: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        request, position, token = owners
+        request, position, token, *span = owners
         pages = batch.block_table[request].long()
         keys = from_pages(k_pages[pages].flatten(1, 2)[:, : max(batch.max_seq, 1)], wide)
         values = from_pages(v_pages[pages].flatten(1, 2)[:, : max(batch.max_seq, 1)], wide)
@@ -213,9 +243,11 @@ class PagedAttentionReference(PlainKernel):
         if bias is not None:
             far = bias[:, distance.clamp(0, bias.shape[1] - 1)]  # [H, t, K]
             logits = logits + far.to(wide).transpose(0, 1).unflatten(1, (-1, group))
-        visible = self._visible(distance, position, key_position) & (
-            torch.arange(keys.shape[1], device=q.device) < batch.seq_lens[request, None]
-        )
+        visible = self._visible(distance, position, key_position)
+        if span:
+            near = distance < self.facts.window if self.facts.window is not None else True
+            visible = visible | ((key_position >= span[0][:, None]) & (key_position < span[1][:, None]) & near)
+        visible = visible & (torch.arange(keys.shape[1], device=q.device) < batch.seq_lens[request, None])
         if sees is not None:
             visible = visible & sees
         logits = logits.masked_fill(~visible[:, None, None, :], float("-inf"))

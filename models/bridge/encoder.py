@@ -18,8 +18,13 @@ from pagoda.models.media import EncoderInput, MediaFacts
 
 PIXELS = "get_image_features"
 
-BOTH_WAYS = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "diffusion_gemma", "shieldgemma2", "paligemma", "molmo2", "pi0", "step3p7")
-"""Model types whose masks depend on where images lie."""
+BOTH_WAYS, BOUNDED = ("paligemma", "molmo2"), ("gemma3", "shieldgemma2")
+"""Model types in which tokens of an image see each other in both directions; `BOUNDED`: within the window of each layer."""
+OTHERS = ("gemma3n", "gemma4_unified", "diffusion_gemma", "pi0")
+"""Model types whose masks depend on where images lie in ways that no reference here shows."""
+
+EXPERTS_BY_KIND = "moe_mm_token_type_ids"
+"""By which some language models have other experts for an image's tokens."""
 
 MORE = {"mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids", "per_layer_inputs", "cross_attention_states"}
 """What a language model may be told of images beside their embeddings, and is not by a step."""
@@ -41,7 +46,7 @@ class BridgedEncoder:
     """
 
     def __init__(self, module: Module, body: str, top: str) -> None:
-        self._body, self._top = module.get_submodule(body), module.get_submodule(top)
+        self._body, self._top = module.get_submodule(body), seeing_part(module, body, top)
 
     def forward(self, items: Sequence[EncoderInput]) -> list[torch.Tensor]:
         """See `Encoder.forward`."""
@@ -65,7 +70,18 @@ def media_facts(module: Module, body: str, width: int) -> MediaFacts | None:
         return None
     _check(module, body)
     levels = len(getattr(getattr(module.config, "vision_config", None), "deepstack_visual_indexes", None) or ())
-    return MediaFacts(("image",), width * (1 + levels), _axes(module.config) if hasattr(parent, "get_rope_index") else 1)
+    axes = _axes(module.config) if hasattr(parent, "get_rope_index") else 1
+    return MediaFacts(("image",), width * (1 + levels), axes, both_ways(module.config))
+
+
+def both_ways(config: Any) -> bool:
+    """Whether tokens of an image see each other in both directions."""
+    return config.model_type in (*BOTH_WAYS, *BOUNDED)
+
+
+def takes_layer_inputs(body: Module) -> bool:
+    """Whether each layer gets something of the tokens themselves."""
+    return bool(getattr(body.config, "hidden_size_per_layer_input", None)) and hasattr(body, "get_per_layer_inputs")
 
 
 def _axes(config: Any) -> int:
@@ -77,11 +93,20 @@ def _axes(config: Any) -> int:
 def _check(module: Module, body: str) -> None:
     """Raises `ModelError` for what a step of several requests would get wrong."""
     name, kind = type(module).__name__, module.config.model_type
-    if kind in BOTH_WAYS:
-        raise ModelError(f"in transformers' {name} tokens of an image see each other in both directions: the bridge cannot do that yet")
+    settings = module.config.get_text_config(decoder=True)
+    by_images = getattr(settings, "use_bidirectional_attention", None) == "vision"
+    if kind in OTHERS or by_images or (kind in BOTH_WAYS and getattr(settings, "sliding_window", None)):
+        raise ModelError(f"what tokens of an image see in transformers' {name} is not known here, and might be served wrong")
     asked = sorted(set(inspect.signature(module.get_submodule(body).forward).parameters) & MORE)
+    if (asked == ["per_layer_inputs"] and kind.startswith("gemma4")) or asked == [EXPERTS_BY_KIND]:
+        return
     if asked:
         raise ModelError(f"the language model of transformers' {name} asks for {', '.join(asked)} beside embeddings of an image")
+
+
+def seeing_part(module: Module, body: str, top: str) -> Any:
+    """The module whose forward takes an image: where nothing stands between it and the language model, the whole."""
+    return module if body == top else module.get_submodule(top)
 
 
 def parent_of(module: Module, body: str) -> Any:

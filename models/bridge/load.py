@@ -15,7 +15,7 @@ from pagoda.models.bridge.interface import RUN, register
 from pagoda.models.bridge.kinds import bridged_class
 from pagoda.models.bridge.model import BridgeModel
 from pagoda.models.bridge.module import ONE_AT_A_TIME, Module, attend_by, choose_experts, hollow_module, own_hidden, read_config
-from pagoda.models.bridge.spec import BridgeSpec
+from pagoda.models.bridge.spec import Answers, BridgeSpec
 from pagoda.models.bridge.split import split_module
 from pagoda.models.bridge.texts import PooledTexts, RecomputedTexts, TextModel
 from pagoda.models.builder import Builder
@@ -56,7 +56,7 @@ def load_bridged(
     dtype, attention = build.numerics.dtype, RUN if spec.way == "paged" else None
 
     def read() -> Module:
-        return _module(spec, dtype, stored, attention)
+        return filled_module(spec.config, spec.answers, dtype, stored, attention)
 
     if device.torch_device.type == "meta":
         return _hollow(spec, facts, build, hollow_module(bridged_class(spec.config, spec.answers), spec.config, dtype, attention))
@@ -66,7 +66,7 @@ def load_bridged(
     if build.shard.world > 1:
         want = own_hidden(module, spec.body, _some_ids(facts.vocab_size), RUN)
         split_module(module, build.shard, build.communicator)
-    _place(module, device)
+    place(module, device)
     refill = partial(_refill, module, read, build.shard)
     if spec.way == "texts":
         return _texts(spec, facts, build, module, refill)
@@ -94,9 +94,12 @@ def _texts(spec: BridgeSpec, facts: ModelFacts, build: Builder, module: Module, 
     return model
 
 
-def _module(spec: BridgeSpec, dtype: str, stored: Mapping[str, StoredTensor], attention: str | None) -> Module:
-    kind, weights = bridged_class(spec.config, spec.answers), {name: Lazy(tensor) for name, tensor in stored.items()}
-    settings, asked = read_config(spec.config), {} if attention is None else {"attn_implementation": "eager"}
+def filled_module(
+    config: Mapping[str, Any], answers: Answers, dtype: str, stored: Mapping[str, StoredTensor], attention: str | None
+) -> Module:
+    """transformers' module with its weights, on the host. Raises `CheckpointError`."""
+    kind, weights = bridged_class(config, answers), {name: Lazy(tensor) for name, tensor in stored.items()}
+    settings, asked = read_config(config), {} if attention is None else {"attn_implementation": "eager"}
     try:
         with ONE_AT_A_TIME:
             module, info = kind.from_pretrained(
@@ -105,7 +108,7 @@ def _module(spec: BridgeSpec, dtype: str, stored: Mapping[str, StoredTensor], at
     except (RuntimeError, ValueError, OSError) as error:
         raise CheckpointError(f"transformers cannot load these weights into {kind.__name__}: {error}") from error
     # What a plain model makes of its first state is not asked for, and often not stored.
-    missing = sorted(name for name in info["missing_keys"] if spec.answers != "vectors" or "pooler" not in name)
+    missing = sorted(name for name in info["missing_keys"] if answers != "vectors" or "pooler" not in name)
     if missing:
         raise CheckpointError(f"{kind.__name__} lacks {len(missing)} tensors: {', '.join(missing[:20])}; fetch the checkpoint again")
     unexpected = sorted(info["unexpected_keys"])
@@ -115,7 +118,7 @@ def _module(spec: BridgeSpec, dtype: str, stored: Mapping[str, StoredTensor], at
     return module.eval().requires_grad_(False)
 
 
-def _place(module: Module, device: Device) -> None:
+def place(module: Module, device: Device) -> None:
     """Every tensor where the device counts it; tied ones stay one."""
     moved: dict[int, torch.Tensor] = {}
     for tensor in (*module.parameters(), *module.buffers()):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from pagoda.hal.errors import ModelError
 from pagoda.models.bridge.spec import Visible
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 FAR = 1 << 24
 """A query further than any window."""
@@ -18,7 +21,8 @@ def visible_of(mask_function: Callable[..., torch.Tensor], where: str) -> Visibl
     """Raises `ModelError` for a mask that is neither causal, sliding nor chunked."""
 
     def sees(query: int, key: int) -> bool:
-        return bool(mask_function(*(torch.tensor(number) for number in (0, 0, query, key))))
+        with _Zeros():
+            return bool(mask_function(*(torch.tensor(number) for number in (0, 0, query, key))))
 
     try:
         found = _found(sees)
@@ -29,6 +33,19 @@ def visible_of(mask_function: Callable[..., torch.Tensor], where: str) -> Visibl
     if not agrees:
         raise ModelError(f"{where} is masked by a rule that is neither causal, sliding nor chunked")
     return found
+
+
+class _Zeros(TorchDispatchMode):
+    """Tensors without numbers are zeros: how much padding stands before a text, of which there is none."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*tree_map(_numbers, args), **tree_map(_numbers, kwargs or {}))
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.device.type == "meta":
+        return torch.zeros(value.shape, dtype=value.dtype)
+    return value
 
 
 def _found(sees: Sees) -> Visible:

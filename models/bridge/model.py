@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from pagoda.hal.table import KernelTable
 from pagoda.models.adapters.slots import AdapterSlots
 from pagoda.models.blocks.paged import PagedMixer, Step
 from pagoda.models.blocks.stack import MixerStack
-from pagoda.models.bridge.encoder import BridgedEncoder
+from pagoda.models.bridge.encoder import EXPERTS_BY_KIND, BridgedEncoder, takes_layer_inputs
 from pagoda.models.bridge.interface import ATTRIBUTE
 from pagoda.models.bridge.module import Module
 from pagoda.models.bridge.probe import head
@@ -22,13 +23,14 @@ from pagoda.models.encoding import EncoderBatch
 from pagoda.models.loaded import Loaded
 from pagoda.models.media import Encoder
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
-from pagoda.ops.attention import PagedBatch
+from pagoda.ops.attention import PagedAttentionReference, PagedBatch, Spans
 
 
 class Now:
     """The step that a model's layers are in."""
 
     step: Step
+    spans: Spans | None = None
 
 
 class BridgedAttention(PagedMixer):
@@ -36,7 +38,7 @@ class BridgedAttention(PagedMixer):
 
     def __init__(self, build: Builder, call: AttentionCall, now: Now) -> None:
         numerics = build.numerics
-        self._now, self._sinks = now, call.sinks
+        self._now, self._sinks, self._both_ways = now, call.sinks, call.both_ways
         super().__init__(build, call.facts(numerics.dtype, numerics.kv_dtype), call.cache(numerics.kv_dtype))
 
     def __call__(
@@ -45,7 +47,13 @@ class BridgedAttention(PagedMixer):
         if key.shape[2] != query.shape[2]:
             raise ModelError(f"a step of {query.shape[2]} tokens attends to {key.shape[2]} keys of its own, which are not its tokens'")
         q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
-        return self.attend(q, k, v, self._now.step, options["s_aux"] if self._sinks else None)[None]
+        step, sinks = self._now.step, options["s_aux"] if self._sinks else None
+        out = self.attend(q, k, v, step, sinks)
+        if self._both_ways and self._now.spans is not None:
+            # few tokens, once a prompt: what no kernel has is computed by the reference
+            seen = PagedAttentionReference(self.facts).run_spans(q, *self._pages, step.groups[self._group], self._now.spans, sinks)
+            out = out.index_copy(0, self._now.spans.rows, seen)
+        return out[None]
 
 
 class InTurn:
@@ -85,6 +93,7 @@ class BridgeModel:
         if module is not None:
             self.loaded.add([*module.parameters(), *module.buffers()])
             self._body = module.get_submodule(spec.body)
+            self._by_kind = EXPERTS_BY_KIND in inspect.signature(self._body.forward).parameters
             self.encoder = BridgedEncoder(module, spec.body, spec.top) if spec.media is not None else None
             for path in {call.path for call in spec.calls}:
                 own = [mixer for call, mixer in zip(spec.calls, self._mixers, strict=True) if call.path == path]
@@ -105,7 +114,7 @@ class BridgeModel:
     def forward(self, inputs: ModelInputs) -> ModelOutput:
         if inputs.taps:
             raise ModelError("a model that runs through transformers gives no hidden states of layers")
-        self._now.step = Step(inputs.groups, inputs.plans, (), inputs.positions)
+        self._now.step, self._now.spans = Step(inputs.groups, inputs.plans, (), inputs.positions), inputs.spans
         positions = (inputs.positions + self.spec.first_position).unsqueeze(-2)
         options = {"input_ids": inputs.token_ids.long()[None]} if inputs.embeddings is None else self._with_media(inputs)
         return ModelOutput(self._body(**options, position_ids=positions, use_cache=False).last_hidden_state[0])
@@ -114,13 +123,25 @@ class BridgeModel:
         """The body's arguments where rows of embeddings stand for some tokens."""
         assert inputs.embeddings is not None
         rows, values = inputs.embeddings
-        embeds = self._module.get_input_embeddings()(inputs.token_ids.long())
+        ids = inputs.token_ids.long()
+        embeds = self._module.get_input_embeddings()(ids)
         first, *levels = values.to(embeds.dtype).split(self.spec.width, dim=-1)
         options: dict[str, Any] = {"inputs_embeds": embeds.index_copy(0, rows, first)[None]}
         if levels:
             seen = torch.zeros(len(embeds), dtype=torch.bool, device=embeds.device).index_fill_(0, rows, True)
             options |= {"visual_pos_masks": seen[None], "deepstack_visual_embeds": levels}
+        if self._by_kind:
+            options[EXPERTS_BY_KIND] = torch.zeros_like(ids).index_fill_(0, rows, 1)[None]
+        if takes_layer_inputs(self._body):
+            options["per_layer_inputs"] = self._layer_inputs(ids, embeds, rows)
         return options
+
+    def _layer_inputs(self, ids: torch.Tensor, embeds: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """What each layer gets of the tokens themselves: images are padding to it."""
+        pad = self._body.config.pad_token_id
+        embeds = embeds.index_copy(0, rows, self._body.embed_tokens.weight[pad].expand(len(rows), -1).to(embeds.dtype))
+        made: torch.Tensor = self._body.get_per_layer_inputs(ids.index_fill(0, rows, pad)[None], embeds[None])
+        return made
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return head(self._module, self.spec.top, hidden[None])[0]

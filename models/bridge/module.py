@@ -58,8 +58,9 @@ def hollow_module(kind: Any, config: Mapping[str, Any], dtype: str, attention: s
 
 def choose_experts(module: Module) -> None:
     """Have experts computed without looking at what the tokens chose, where the model leaves the choice."""
-    if module._can_set_experts_implementation():
-        module.set_experts_implementation(EXPERTS)
+    for part in module.modules():
+        if isinstance(part, transformers().PreTrainedModel) and part._can_set_experts_implementation():
+            part.set_experts_implementation(EXPERTS)
 
 
 def body_paths(module: Module) -> tuple[tuple[str, str], ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from pagoda.hal.errors import ModelError
-from pagoda.models.bridge.encoder import media_facts
+from pagoda.models.bridge.encoder import both_ways, media_facts
 from pagoda.models.bridge.interface import ASK, ATTRIBUTE, RUN, register
 from pagoda.models.bridge.kinds import bridged_class
 from pagoda.models.bridge.masks import visible_of
@@ -20,6 +20,10 @@ from pagoda.models.parallel.shard import Shard
 
 TOKENS = 300
 """Of the text that is run without numbers: long enough for layers that sum up many tokens in one key."""
+
+
+EXPERTS = ("hidden_states", "top_k_index", "top_k_weights")
+"""What transformers' experts take; many look at the numbers of their choice, which are not there."""
 
 
 @dataclass
@@ -52,10 +56,12 @@ def probe(config: Mapping[str, Any], dtype: str, shard: Shard | None = None) -> 
     recorder = Recorder()
     for path, part in module.named_modules():
         setattr(part, ATTRIBUTE, recorder.bound(path, part))
+        if tuple(inspect.signature(part.forward).parameters)[:3] == EXPERTS:
+            part.forward = _routed
     settings = module.config.get_text_config(decoder=True)
     tokens = min(TOKENS, longest_of(settings) or TOKENS)
     body, top, hidden = _body(module, recorder, tokens)
-    calls = tuple(recorder.calls)
+    calls = tuple(replace(call, both_ways=both_ways(module.config)) for call in recorder.calls)
     _check_calls(calls, _layers(settings), type(module).__name__)
     recorder.listens = False
     _check_unmasked(module, body, tokens)
@@ -64,6 +70,10 @@ def probe(config: Mapping[str, Any], dtype: str, shard: Shard | None = None) -> 
     longest, width = _max_positions(settings) - first, hidden.shape[-1]
     media = media_facts(module, body, width)
     return BridgeSpec(config, body, calls, logits.shape[-1], width, widest_of(module), longest, first, top, media), module
+
+
+def _routed(hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.empty_like(hidden_states)
 
 
 def head(module: Module, top: str, hidden: torch.Tensor) -> torch.Tensor:
@@ -82,7 +92,7 @@ def _body(module: Module, recorder: Recorder, tokens: int) -> tuple[str, str, to
     for path, top in body_paths(module):
         recorder.calls.clear()
         try:
-            hidden = _run(module.get_submodule(path), tokens)
+            hidden = _run_either(module.get_submodule(path), tokens, recorder)
             made = list(recorder.calls)
             logits = head(module, top, hidden)
         except ModelError:
@@ -96,13 +106,22 @@ def _body(module: Module, recorder: Recorder, tokens: int) -> tuple[str, str, to
     raise ModelError(f"transformers' {type(module).__name__} cannot be run from outside: {'; '.join(reasons) or 'it has no body'}")
 
 
-def _run(body: Any, tokens: int, positions: bool = False) -> torch.Tensor:
+def _run_either(body: Any, tokens: int, recorder: Recorder) -> torch.Tensor:
+    """With a mask without numbers, or one with them where the model looks."""
+    try:
+        return _run(body, tokens)
+    except Exception:  # whatever a model's code raises; the second attempt tells
+        recorder.calls.clear()
+        return _run(body, tokens, masks="cpu")
+
+
+def _run(body: Any, tokens: int, positions: bool = False, masks: str = "meta") -> torch.Tensor:
     taken = inspect.signature(body.forward).parameters
     if "position_ids" not in taken:
         raise ModelError(f"transformers' {type(body).__name__} takes no position_ids: several requests cannot share its forward")
     ids = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
     # A mask of rows keeps transformers from looking into positions for packed texts.
-    options = {"attention_mask": torch.ones_like(ids)} if "attention_mask" in taken else {}
+    options = {"attention_mask": torch.ones(1, tokens, dtype=torch.int64, device=masks)} if "attention_mask" in taken else {}
     if positions:
         options = {"position_ids": torch.zeros_like(ids)}
     hidden: torch.Tensor = body(input_ids=ids, use_cache=False, **options).last_hidden_state

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from pagoda.hal.errors import ConfigError, RequestError
-from pagoda.models.bridge.encoder import parent_of
+from pagoda.models.bridge.encoder import both_ways, parent_of, seeing_part
 from pagoda.models.bridge.interface import ASK, register
 from pagoda.models.bridge.kinds import bridged_class
 from pagoda.models.bridge.module import body_paths, hollow_module, transformers
@@ -33,8 +33,10 @@ class MediaReader:
         module = hollow_module(bridged_class(config), config, "float32", ASK)
         body, top = body_paths(module)[0]
         self._parent = parent_of(module, body)
-        self._taken = set(inspect.signature(module.get_submodule(top).forward).parameters)
+        self._taken = set(inspect.signature(seeing_part(module, body, top).forward).parameters)
         self._placeholders = _placeholders(module.config)
+        self._whole = both_ways(module.config)
+        self._prefix, self._joint = module.config.model_type == "paligemma", module.config.model_type == "molmo2"
 
     def read(self, ids: Sequence[int], tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[MediaItem, ...], MediaPositions | None]:
         """Items of a prompt's ids, and their positions where the model has several a token.
@@ -45,7 +47,7 @@ class MediaReader:
         Raises `RequestError` where no token stands for an image.
         """
         places = [index for index, token in enumerate(ids) if token in self._placeholders]
-        types = tensors.get("mm_token_type_ids")
+        types = tensors.get("moe_mm_token_type_ids", tensors.get("mm_token_type_ids"))
         if types is not None:
             places = sorted({*places, *torch.nonzero(types[0]).flatten().tolist()})
         if not places:
@@ -53,6 +55,10 @@ class MediaReader:
         taken = {name: tensor for name, tensor in tensors.items() if name in self._taken and name not in ("input_ids", "attention_mask")}
         runs = _runs(places)
         parts = _split(taken, len(runs))
+        if self._prefix:  # the whole prompt is seen from each of its tokens
+            return (_item(ids, 0, len(ids), taken),), self._positions(ids, tensors)
+        if self._whole and len(runs) > 1 and (parts is None or self._joint):
+            raise RequestError("this model takes one image a prompt here: its images see each other", param="prompt")
         if parts is None:  # all images as one item, with the text between them
             runs, parts = [(places[0], places[-1] + 1)], [taken]
         items = tuple(_item(ids, first, end, part) for (first, end), part in zip(runs, parts, strict=True))
@@ -107,16 +113,6 @@ def own_processor(folder: Path) -> Any:
         return transformers().AutoProcessor.from_pretrained(folder, local_files_only=True)
     except (ImportError, OSError, ValueError) as error:
         raise ConfigError(f"the processor of {folder.name}, which images need, cannot be loaded: {error}") from error
-
-
-def own_picture(uri: str) -> Any:
-    """A picture of a data URI. Raises `RequestError` for what is none, other addresses included: nothing is fetched here."""
-    if not uri.startswith("data:image/"):
-        raise RequestError("an image must come as a data URI: data:image/png;base64,…", param="messages")
-    try:
-        return transformers().image_utils.load_image(uri)
-    except Exception as error:  # whatever a decoder raises
-        raise RequestError(f"the image cannot be decoded: {error}", param="messages") from error
 
 
 def _placeholders(config: Any) -> frozenset[int]:

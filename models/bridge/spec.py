@@ -36,6 +36,7 @@ class AttentionCall:
 
     Attributes:
         scale, softcap: as the call gives them. sinks: whether it gives a logit per head that joins the softmax.
+        both_ways: tokens of an image see each other.
     """
 
     path: str
@@ -47,6 +48,7 @@ class AttentionCall:
     visible: Visible = Visible()
     softcap: float | None = None
     sinks: bool = False
+    both_ways: bool = False
 
     def facts(self, dtype: str, kv_dtype: str) -> AttentionFacts:
         return AttentionFacts(

@@ -11,8 +11,10 @@ from pagoda.models.families.common import PROJECTIONS, Heads, activation, listed
 from pagoda.models.families.recurrent_common import first_of, layer_kinds
 from pagoda.models.family import Family
 from pagoda.models.recurrent import Conv, GatedDelta, GatedNorm
+from pagoda.models.rope import Rope
 from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Moe, QkNorm, Router
 
+SECTIONS = (11, 11, 10)
 LINEAR, FULL = "linear_attention", "full_attention"
 
 
@@ -131,11 +133,21 @@ def delta_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
 def qwen3_5(config: Config) -> DecoderSpec:
     """Qwen 3.5's text model; positions with sections for media are plain ones in text."""
     turned = config.child("rope_parameters")
+    sections: tuple[int, ...] = SECTIONS
     if turned is not None:
-        turned.ignore("mrope_section", "mrope_interleaved")
+        turned.ignore("mrope_interleaved")
+        sections = tuple(turned.list("mrope_section", kind=int, default=SECTIONS))
     config.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "attn_output_gate", "mlp_only_layers", "output_gate_type")
     config.require("mamba_ssm_dtype", "float32", default="float32")
-    return qwen3_next(config)
+    spec = qwen3_next(config)
+    return replace(spec, layers=tuple(_sectioned(layer, sections) for layer in spec.layers))
+
+
+def _sectioned(layer: Layer, sections: tuple[int, ...]) -> Layer:
+    mixer = layer.mixer
+    if not isinstance(mixer, Attention) or not isinstance(mixer.position, Rope):
+        return layer
+    return replace(layer, mixer=replace(mixer, position=replace(mixer.position, sections=sections)))
 
 
 def apart_rules(spec: DecoderSpec) -> tuple[Rule, ...]:

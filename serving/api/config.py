@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pagoda.hal.errors import ConfigError
@@ -53,6 +54,19 @@ class ServerConfig:
     max_stored_responses: Annotated[
         int, Flag("Answers of /v1/responses that are kept for a later look or turn, the latest used ones; 0 keeps none.")
     ] = 1000
+    limit_mm_per_prompt: Annotated[
+        dict[str, int], Flag('Most images of one prompt, such as {"image": 4}.', metavar="JSON", section="Media")
+    ] = field(default_factory=dict)
+    allowed_local_media_path: Annotated[
+        str | None, Flag("Folder whose files requests may name as file:// images; without it none may.", metavar="FOLDER")
+    ] = None
+    allowed_media_domains: Annotated[
+        tuple[str, ...],
+        Flag(
+            "Hosts that images may be fetched from, private addresses included; without it every public host and no private address.",
+            metavar="HOST",
+        ),
+    ] = ()
     generation_config: Annotated[
         str,
         Flag(
@@ -94,7 +108,7 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("served_model_name", "api_key", "allowed_origins", "allowed_methods", "allowed_headers"):
+        for name in ("served_model_name", "api_key", "allowed_origins", "allowed_methods", "allowed_headers", "allowed_media_domains"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port={self.port} is no TCP port: it must be from 0 to 65535")
@@ -114,6 +128,14 @@ class ServerConfig:
             raise ConfigError("api_key is empty: give a key, or leave the flag out to let everybody in")
         self._check_tls()
         self._check_processes()
+        self._check_media()
+
+    def _check_media(self) -> None:
+        for kind, most in self.limit_mm_per_prompt.items():
+            if kind != "image" or not isinstance(most, int) or most < 0:
+                raise ConfigError(f'limit_mm_per_prompt={{"{kind}": {most!r}}} must be like {{"image": 4}}')
+        if self.allowed_local_media_path is not None and not Path(self.allowed_local_media_path).is_dir():
+            raise ConfigError(f"allowed_local_media_path={self.allowed_local_media_path!r} is no folder on this machine")
 
     def _check_processes(self) -> None:
         if self.api_server_count == 1:

@@ -23,6 +23,14 @@ class Conversation:
             turn["content"] = [_part(turn["content"])]
         turn["content"].append(_part(text))
 
+    def image(self, role: str, address: str, detail: str | None = None) -> None:
+        """A picture that a role shows, by its address."""
+        turn = self._turn(role)
+        content = turn["content"]
+        if isinstance(content, str):
+            content = turn["content"] = [_part(content)] if content else []
+        content.append({"type": "image_url", "image_url": {"url": address, "detail": detail}})
+
     def reasoning(self, text: str) -> None:
         """What the assistant thought before it spoke."""
         turn = self._turn("assistant")

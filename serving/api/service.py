@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pagoda.hal.errors import EngineDeadError, NotFoundError, PagodaError, RequestError
 from pagoda.serving.api.adapters import AdapterCard, cards_of
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.errors import DrainingError, OverloadedError, RequestTimeoutError
+from pagoda.serving.api.fetching import Fetcher
 from pagoda.serving.api.key_limits import KeyLimits
 from pagoda.serving.api.metrics import Metrics
 from pagoda.serving.api.tally import Tally
@@ -22,7 +24,8 @@ from pagoda.serving.api.tracing_of import tracing_of
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
 from pagoda.serving.engine.pooling import Pooled
-from pagoda.serving.frontend.processor import Processor
+from pagoda.serving.frontend.media_child import MediaChild
+from pagoda.serving.frontend.processor import Encoded, Processor
 from pagoda.serving.frontend.text import TextFrontend
 from pagoda.serving.frontend.text_deltas import RequestText, TextDelta
 
@@ -60,7 +63,10 @@ class Service:
     def __init__(self, client: EngineClient, text: TextFrontend, card: ModelCard, config: ServerConfig, tally: Tally | None = None) -> None:
         """`tally`: shared with the other API processes of this server, where there are some."""
         self.client, self.text, self.card, self.config = client, text, card, config
-        self.processor = Processor(text, client.facts, card.sampling_defaults)
+        media = MediaChild(Path(card.root)) if client.facts.modalities else None
+        self.processor = Processor(text, client.facts, card.sampling_defaults, media)
+        self._fetcher = Fetcher(config.allowed_media_domains, config.allowed_local_media_path)
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="images")
         self.metrics = Metrics(card.names[0])
         self.tracing = tracing_of(config, card.names[0])
         self.key_limits = KeyLimits(config.key_max_requests, config.key_requests_per_minute)
@@ -125,6 +131,29 @@ class Service:
         if size <= LONG_TEXT:
             return function(*args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
+
+    def check_images(self, images: Sequence[Any]) -> None:
+        """Raises `RequestError` for images where the model takes none, or not so many, or none of this form."""
+        if not images:
+            return
+        if self.processor.media is None:
+            raise RequestError("the served model takes text only; leave out the images", param="messages", code="unsupported_content")
+        most = self.config.limit_mm_per_prompt.get("image")
+        if most is not None and len(images) > most:
+            raise RequestError(
+                f"the prompt has {len(images)} images, at most {most} are taken; the flag is --limit-mm-per-prompt", param="messages"
+            )
+        if not all(isinstance(address, str) for address in images):
+            raise RequestError("an image must come by its address: https://… or data:image/png;base64,…", param="messages")
+
+    async def see(self, text: str, images: Sequence[str]) -> Encoded:
+        """A rendered conversation with its images, by their addresses. Raises `RequestError` for those that cannot be had or read."""
+        media = self.processor.media
+        assert media is not None
+        given = {"image": await self._fetcher.fetch(images)}
+        read = asyncio.get_running_loop().run_in_executor(self._readers, lambda: media(text, given, add_special_tokens=False))
+        ids, items, positions = await read
+        return Encoded(ids, text, items, positions)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         """Run one request. Leaving the iterator early, and a stop string, end it in the engine too."""
@@ -224,7 +253,8 @@ class Service:
         await self.client.abort(list(self._live))
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._readers):
+            threads.shutdown(wait=False, cancel_futures=True)
         if self.tracing is not None:
             self.tracing.close()
 

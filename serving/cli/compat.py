@@ -63,7 +63,6 @@ FLAGS = (
     _value("--model-class-overrides", "{}", "register a family by a plugin: docs/design/models.md"),
     _value("--config-format", "auto hf"),
     _switch("--enable-prompt-embeds"),
-    _value("--allowed-local-media-path --allowed-media-domains"),
     _value("--logits-processors"),
     _value("--max-logprobs"),
     _value("--logprobs-mode", "raw_logprobs"),
@@ -135,7 +134,6 @@ FLAGS = (
     _value("--reasoning-config"),
     _value("--reasoning-parser-plugin --tool-parser-plugin"),
     # media
-    _value("--limit-mm-per-prompt"),
     _switch("--language-model-only", "on off"),
     _value("--mm-processor-kwargs --media-io-kwargs", "{}"),
     _value("--mm-processor-cache-gb --mm-processor-cache-type"),

@@ -390,6 +390,7 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
         "words": (slots.vocab + 31) // 32,
         "logprobs": len(rare.get("logprob_rows", ())),
         "spans": len(rare.get("span_rows", ())),
+        "whole": len(rare.get("span_first", ())),
         "taps": len(rare.get("tap_layers", ())),
         "tapped": len(rare.get("tap_rows", ())),
     }

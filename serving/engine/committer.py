@@ -40,7 +40,7 @@ class Committer:
         slots.in_flight[plan.slots] -= 1
         slots.committed[plan.slots] += plan.lengths if plan.runs is None else plan.runs
         self._take_prompt_logprobs(plan, result)
-        others = self._fail_bad_rows(plan, result)
+        others = self._fail_bad_rows(plan, result) + self._fail_unseen(result)
         sampled = self._take_tokens(plan, result)
         open_slots = plan.slots[slots.open[plan.slots]]
         if self._indexer is not None:
@@ -156,6 +156,17 @@ class Committer:
             if self._ledger.slots.open[slot]:
                 request = self._ledger.slots.sequence(slot).request
                 failed.append(end_request(self._ledger, request, FinishReason.ERROR, "the model gave NaN for this request"))
+        return failed
+
+    def _fail_unseen(self, result: StepResult) -> list[RequestDelta]:
+        """Before pages are indexed: those of requests with such an item hold nothing."""
+        failed = []
+        for digest, why in result.unseen.items():
+            assert self._ledger.media is not None
+            self._ledger.media.lose(digest)
+            blind = {s.request.id: s.request for s in self._ledger.running if any(item.digest == digest for item in s.request.source.media)}
+            told = f"the model's encoder failed on an image of this request: {why}"
+            failed += [end_request(self._ledger, request, FinishReason.ERROR, told) for request in blind.values()]
         return failed
 
     def _take_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:

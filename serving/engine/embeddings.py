@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from pagoda.hal.device import Device
 from pagoda.hal.memory import MemoryKind
-from pagoda.models.media import EncoderInput, MediaFacts
+from pagoda.models.media import Encoder, EncoderInput, MediaFacts
 from pagoda.models.media_tensors import array_of, tensor_of
 from pagoda.models.model import Model
 from pagoda.serving.engine.plan import Admission, EncodeJob, LongArray, MediaPlan, StepPlan
 from pagoda.serving.engine.rare_columns import Extras
+
+log = logging.getLogger("pagoda.engine")
 
 EMBEDDING_BYTES = 256 << 20
 """Most bytes of embeddings that are kept."""
@@ -25,7 +30,7 @@ class EmbeddingStore:
     """Rows `[N, row_width]` on the device; what lies where is the scheduler's to say (`media.MediaDesk`)."""
 
     def __init__(self, device: Device, facts: MediaFacts, rows: int, slots: int, dtype: torch.dtype) -> None:
-        self._device = device
+        self._device, self._whole = device, facts.whole
         self.rows = device.memory.alloc(MemoryKind.WORK, (rows, facts.row_width), dtype)
         self._positions = Positions(facts.axes, slots) if facts.axes > 1 else None
 
@@ -34,13 +39,29 @@ class EmbeddingStore:
         if self._positions is not None:
             self._positions.admit(admission)
 
-    def encode(self, model: Model, plan: MediaPlan) -> None:
-        """Fill rows with the embeddings of new items."""
+    def encode(self, model: Model, plan: MediaPlan) -> dict[bytes, str]:
+        """Fill rows with the embeddings of new items. Returns why some could not be made, by digest: those rows are zeros."""
         if not plan.jobs:
-            return
+            return {}
         assert model.encoder is not None
-        made = model.encoder.forward([self._input(job) for job in plan.jobs])
-        for job, rows in zip(plan.jobs, made, strict=True):
+        try:
+            self._fill(model.encoder, plan.jobs)
+            return {}
+        except Exception:  # of whichever item; each is tried alone, so that the others are served
+            return {job.digest: why for job in plan.jobs if (why := self._try(model.encoder, job))}
+
+    def _try(self, encoder: Encoder, job: EncodeJob) -> str | None:
+        try:
+            self._fill(encoder, [job])
+            return None
+        except Exception as error:  # whatever an encoder makes of what a client sent
+            log.exception("an encoder failed")
+            self.rows[torch.from_numpy(job.rows).to(self.rows.device)] = 0
+            return f"{type(error).__name__}: {error}"
+
+    def _fill(self, encoder: Encoder, jobs: Sequence[EncodeJob]) -> None:
+        made = encoder.forward([self._input(job) for job in jobs])
+        for job, rows in zip(jobs, made, strict=True):
             self.rows[torch.from_numpy(job.rows).to(self.rows.device)] = rows.to(self.rows.dtype)
 
     def extras(self, plan: StepPlan) -> Extras | None:
@@ -48,7 +69,8 @@ class EmbeddingStore:
         positions = self._positions.of(plan) if self._positions is not None else None
         if plan.media is None or not len(plan.media.rows):
             return Extras(positions) if positions is not None else None
-        return Extras(positions, plan.media.rows, plan.media.sources)
+        spans = plan.media.spans if self._whole else (None, None)
+        return Extras(positions, plan.media.rows, plan.media.sources, *spans)
 
     def _input(self, job: EncodeJob) -> EncoderInput:
         there = self.rows.device

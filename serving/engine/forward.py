@@ -9,7 +9,7 @@ import torch
 from pagoda.hal.device import Device
 from pagoda.hal.memory import MemoryKind
 from pagoda.models.model import Model, ModelInputs, ModelOutput
-from pagoda.ops.attention import PagedBatch
+from pagoda.ops.attention import PagedBatch, Spans
 from pagoda.serving.engine.batch import StepBatch
 from pagoda.serving.engine.plan import Admission
 from pagoda.serving.engine.sampler import Sampled, Sampler
@@ -85,6 +85,7 @@ class Forward:
             groups,
             plans,
             self._media(views),
+            spans=Spans(views["span_rows"], views["span_first"], views["span_end"]) if "span_first" in views else None,
             taps=batch.taps,
             routed=batch.routed,
             adapters=views.get("adapters"),

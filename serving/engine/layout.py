@@ -58,6 +58,8 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("logprob_rows", "int64", ("logprobs",)),
     ("span_rows", "int64", ("spans",)),
     ("span_sources", "int64", ("spans",)),
+    ("span_first", "int64", ("whole",)),
+    ("span_end", "int64", ("whole",)),
     ("tap_layers", "int32", ("taps",)),
     ("tap_rows", "int64", ("tapped",)),
 )
@@ -65,7 +67,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 DIMS: tuple[str, ...] = (
     "tokens", "rows", "bounds", "samples", "sampling", "axes", "groups", "adapters", "drafts", "parents", "trees", "cross",
     *(f"width{group}" for group in range(MAX_GROUPS)),
-    "penalties", "paths", "verified", "edits", "masks", "words", "logprobs", "spans", "taps", "tapped",
+    "penalties", "paths", "verified", "edits", "masks", "words", "logprobs", "spans", "whole", "taps", "tapped",
 )  # fmt: skip
 
 SWITCHES = ("sampling", "adapters", "trees", "verified", "cross")

@@ -70,7 +70,7 @@ class MediaDesk:
     def plan(self, slots: IntArray, starts: IntArray, counts: IntArray) -> MediaPlan | None:
         """What the ranks are told of a step's rows; None where no row needs embeddings."""
         ends = np.cumsum(counts)
-        rows, sources = [], []
+        rows, sources, spans = [], [], []
         for row in np.flatnonzero(self.slots.media[slots] > starts).tolist():
             start, count, first = int(starts[row]), int(counts[row]), int(ends[row] - counts[row])
             for item in self.slots.sequence(int(slots[row])).request.source.media:
@@ -78,12 +78,19 @@ class MediaDesk:
                 if low < high:
                     rows.append(np.arange(first + low - start, first + high - start))
                     sources.append(self._held[item.digest][low - item.offset : high - item.offset])
+                    spans.append(np.repeat([[item.offset], [item.end]], high - low, axis=1))
         jobs, self._jobs, self._made = tuple(self._jobs), [], 0
         self._used.clear()
         if not rows and not jobs:
             return None
         none = np.zeros(0, np.int64)
-        return MediaPlan(jobs, np.concatenate([none, *rows]), np.concatenate([none, *sources]))
+        return MediaPlan(jobs, np.concatenate([none, *rows]), np.concatenate([none, *sources]), np.hstack([none.reshape(2, 0), *spans]))
+
+    def lose(self, digest: bytes) -> None:
+        """An item could not be encoded: its rows hold nothing."""
+        rows = self._held.pop(digest, None)
+        if rows is not None:
+            self._free = np.concatenate([self._free, rows])
 
     def forget(self) -> None:
         """The ranks' store is empty, or its numbers are void."""
@@ -119,7 +126,7 @@ class MediaDesk:
         self._held[item.digest] = rows
         self._used.add(item.digest)
         self._made += item.length
-        self._jobs.append(EncodeJob(rows, request.prompt[item.offset : item.end], item.tensors))
+        self._jobs.append(EncodeJob(rows, request.prompt[item.offset : item.end], item.tensors, item.digest))
         return True
 
     def _room(self, count: int) -> bool:

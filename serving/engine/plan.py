@@ -68,12 +68,13 @@ class EncodeJob(NamedTuple):
     """Before the step, an item is encoded into `rows` `[n]` of the embedding store.
 
     Attributes:
-        tokens: ids that the item stands for `[n]`. tensors: see `MediaItem`.
+        tokens: ids that the item stands for `[n]`. tensors, digest: see `MediaItem`.
     """
 
     rows: LongArray
     tokens: tuple[int, ...]
     tensors: dict[str, Numbers]
+    digest: bytes
 
 
 class MediaPlan(NamedTuple):
@@ -82,11 +83,13 @@ class MediaPlan(NamedTuple):
     Attributes:
         jobs: items to encode first.
         rows, sources: `[E]` int64, tokens of the step and the rows of the embedding store that replace them.
+        spans: `[2, E]` int64, of each such token where its item begins and ends in the prompt.
     """
 
     jobs: tuple[EncodeJob, ...]
     rows: LongArray
     sources: LongArray
+    spans: LongArray
 
 
 class Encode(NamedTuple):
@@ -195,6 +198,7 @@ class StepResult:
         in_place: `[S]` int32, of a step with drafts: accepted ones whose K and V lie where the sequence's own would; those of another
             branch of a tree are computed again. None: all of them.
         pooled: sampled-row index → answer, of pooling models, whose tokens mean nothing.
+        unseen: digest → why, of items that could not be encoded; requests that bring one are failed.
     """
 
     step: int
@@ -207,6 +211,7 @@ class StepResult:
     bad_rows: tuple[int, ...] = ()
     in_place: IntArray | None = None
     pooled: dict[int, FloatArray] = field(default_factory=dict)
+    unseen: dict[bytes, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,14 @@ class Extras:
     Attributes:
         positions: `[axes, T]` int64, in place of the plan's own positions (multimodal sections).
         span_rows, span_sources: `[E]` int64, token of the step and row of the embedding store that replaces it (media).
+        span_first, span_end: `[E]` int64, where the item begins and ends whose tokens see each other in both directions.
     """
 
     positions: LongArray | None = None
     span_rows: LongArray | None = None
     span_sources: LongArray | None = None
+    span_first: LongArray | None = None
+    span_end: LongArray | None = None
 
 
 def rare_columns(plan: StepPlan, slots: SamplingSlots, samples: Samples, use: int, extras: Extras) -> dict[str, NDArray[Any]]:

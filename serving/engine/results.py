@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -43,6 +43,7 @@ class Pending:
     event: Event
     logprob_rows: LongArray
     prompts: tuple[PromptLogprobs, ...]
+    unseen: dict[bytes, str] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -50,6 +51,9 @@ class Pending:
 
     def wait(self) -> StepResult:
         self.event.wait()
+        return replace(self._result(), unseen=self.unseen) if self.unseen else self._result()
+
+    def _result(self) -> StepResult:
         if len(self.pieces[0][0]) == WORDS:
             return self._of_words(self.host.numpy().reshape(self.pieces[0][0])[:, :, : len(self.samples.rows)].copy())
         arrays = iter(_split(self.host.numpy(), self.pieces))

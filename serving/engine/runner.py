@@ -109,14 +109,15 @@ class Runner:
     def launch(self, plan: StepPlan) -> Pending:
         """Start a step; its values are there when `Pending.wait` returns. Raises what the device raises."""
         with self._stream:
-            self._prepare(plan)
+            unseen = self._prepare(plan)
             as_it_is = bool(plan.taps) or plan.routed is not None or self._slots.score_prompt(plan.slots, plan.starts)
             as_it_is |= plan.media is not None
             bucket = None if as_it_is else self._captured.bucket(plan)
             batch = self._packer.pack(plan, bucket, self._media.extras(plan) if self._media is not None else None)
             sampled, prompts, states = self._execute(plan, batch, padded=bucket is not None)
             asked = self._slots.rows_with(plan.slots[batch.samples.rows], Use.LOGPROBS)
-            return self._copier.start(self._stream, plan, batch.samples, sampled, asked, prompts, states)
+            pending = self._copier.start(self._stream, plan, batch.samples, sampled, asked, prompts, states)
+            return replace(pending, unseen=unseen) if unseen else pending
 
     def warm_up(self) -> None:
         """Before the first request: the largest prompt step, so that what it needs is there, and the decode steps of every bucket,
@@ -195,7 +196,9 @@ class Runner:
         """Bytes in use by purpose."""
         return dict(self.device.memory.stats().used)
 
-    def _prepare(self, plan: StepPlan) -> None:
+    def _prepare(self, plan: StepPlan) -> dict[bytes, str]:
+        """What goes before the forward. Returns `StepResult.unseen`."""
+        unseen: dict[bytes, str] = {}
         for placement in plan.placements:
             assert self._adapters is not None
             self._adapters.place(self._forward.model.adapters, placement)
@@ -207,13 +210,14 @@ class Runner:
                 self._media.admit(admission)
         if plan.media is not None:
             assert self._media is not None
-            self._media.encode(self._forward.model, plan.media)
+            unseen = self._media.encode(self._forward.model, plan.media)
         if self._slots.uses(plan.slots) & Use.BAD_WORDS:
             self._slots.observe(plan.slots, plan.starts, plan.lengths, plan.token_ids)
         if plan.copies is not None and len(plan.copies.source):
             self._copy_pages(plan.copies)
         if plan.encodes:
             self._forward.model.encode(encoder_batch(plan.encodes, self.pages.groups, self.device.torch_device))
+        return unseen
 
     def _embedding_store(self, model: Model, slots: int) -> EmbeddingStore | None:
         media = self.facts.media

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 from pagoda.hal.errors import RequestError
 from pagoda.serving.frontend.chat_messages import IMAGE_PART
 
 KINDS = ("image_url", "input_image", "image", "image_pil")
-"""Types of parts that are an image: by its address (a data URI), or as an object in this process."""
+"""Types of parts that are an image: by its address, or as an object in this process."""
+
+DETAILS = (None, "auto", "low", "high", "original")
+"""What OpenAI's protocol lets a part ask for; a model's processor has one way to look at images, so they are all the same."""
 
 
 def take_images(messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], list[Any]]:
-    """Messages for a template, and their images. Raises `RequestError` for an image that cannot be read."""
+    """Messages for a template, and their images as the parts bring them: addresses or objects. Raises `RequestError` for a part that
+    brings none."""
     images: list[Any] = []
     return [_without(message, images) for message in messages], images
 
@@ -37,8 +40,11 @@ def _is_image(part: Any) -> bool:
 
 def _image(part: Mapping[str, Any]) -> Any:
     given = part.get(part["type"], part.get("image_url"))
+    detail = part.get("detail")
     if isinstance(given, Mapping):
-        given = given.get("url")
+        given, detail = given.get("url"), given.get("detail", detail)
+    if detail not in DETAILS:
+        raise RequestError(f"detail={detail!r} of an image must be auto, low or high", param="messages")
     if given is None:
         raise RequestError(f"a part of type {part['type']!r} brings no image", param="messages")
-    return import_module("pagoda.models.bridge.prompt").own_picture(given) if isinstance(given, str) else given
+    return given

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pagoda.hal.errors import RequestError
 from pagoda.models.media import MediaItem, MediaPositions
+from pagoda.serving.frontend.pictures import decoded
 
 if TYPE_CHECKING:
     from pagoda.models.bridge.prompt import MediaReader
@@ -19,6 +20,12 @@ MEDIA = "multi_modal_data"
 """Key of a prompt mapping under which its media are: {"image": a picture or several}, or {"processed": tensors} with token ids."""
 
 Read = tuple[list[int], tuple[MediaItem, ...], MediaPositions | None]
+
+
+class ReadMedia(Protocol):
+    """What makes ids, items and positions of a prompt and its media; see `MediaProcessor.__call__`."""
+
+    def __call__(self, prompt: str | list[int], media: Mapping[str, Any], add_special_tokens: bool = True) -> Read: ...
 
 
 class MediaProcessor:
@@ -39,7 +46,7 @@ class MediaProcessor:
             if isinstance(prompt, str):
                 raise RequestError("processed tensors go with prompt_token_ids that hold their placeholders", param=MEDIA)
             return (prompt, *self._reader.read(prompt, media["processed"]))
-        return self._process(prompt, _listed(media["image"]), add_special_tokens)
+        return self._process(prompt, [decoded(one) for one in _listed(media["image"])], add_special_tokens)
 
     def _process(self, prompt: str | list[int], images: list[Any], special: bool) -> Read:
         if not isinstance(prompt, str):
@@ -67,4 +74,4 @@ def _tools() -> Any:
 
 
 def _listed(images: Any) -> list[Any]:
-    return list(images) if isinstance(images, Sequence) else [images]
+    return list(images) if isinstance(images, Sequence) and not isinstance(images, str | bytes) else [images]

@@ -16,7 +16,7 @@ from pagoda.serving.engine.token_ids import check_ids
 from pagoda.serving.frontend.bad_words import with_bad_word_ids
 from pagoda.serving.frontend.chat_images import take_images
 from pagoda.serving.frontend.encoder_prompts import is_pair, split_pair, started
-from pagoda.serving.frontend.media import MEDIA, MediaProcessor
+from pagoda.serving.frontend.media import MEDIA, ReadMedia
 from pagoda.serving.frontend.sound import heard
 from pagoda.serving.frontend.text import TextFrontend
 
@@ -43,7 +43,7 @@ class Processor:
     text: TextFrontend
     facts: EngineFacts
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    media: MediaProcessor | None = None
+    media: ReadMedia | None = None
 
     def default_params(self, **given: Any) -> SamplingParams:
         """The model's own sampling settings; `given` ones win, and the output may be as long as the model allows."""

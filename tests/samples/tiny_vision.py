@@ -29,6 +29,21 @@ KINDS: dict[str, dict[str, Any]] = {
         "vision_config": {**QWEN, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32, "deepstack_visual_indexes": [0, 1],
                           "num_position_embeddings": 64},
     },
+    "Qwen3_5": {
+        "text_config": {
+            "model_type": "qwen3_5_text", **TEXT, "head_dim": 16, "num_hidden_layers": 4,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"], "linear_conv_kernel_dim": 4, "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "rope_parameters": {**SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+        },
+        "vision_config": {**QWEN, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32, "num_position_embeddings": 64},
+    },
+    "Gemma3": {
+        "text_config": {"model_type": "gemma3_text", **TEXT, "head_dim": 8, "num_hidden_layers": 2, "sliding_window": 8,
+                        "layer_types": ["sliding_attention", "full_attention"]},
+        "vision_config": {"model_type": "siglip_vision_model", **CLIP},
+        "mm_tokens_per_image": 16,
+    },
 }  # fmt: skip
 
 
@@ -37,6 +52,7 @@ def make_vision(folder: Path, name: str) -> torch.nn.Module:
     model_class = getattr(transformers, f"{name}ForConditionalGeneration")
     torch.manual_seed(0)
     config = model_class.config_class(image_token_id=IMAGE, **KINDS[name])
+    config.get_text_config().tie_word_embeddings = config.tie_word_embeddings = False
     config._attn_implementation = "eager"
     model = model_class(config).eval()
     with torch.no_grad():
@@ -51,18 +67,23 @@ def inputs(name: str, seed: int) -> tuple[list[int], dict[str, torch.Tensor]]:
     """A prompt's ids with 16 places of an image, and random pixels."""
     generator = torch.Generator().manual_seed(seed)
     ids = [7, 9, 11, *[IMAGE] * 16, 40, 41, 42]
-    if name == "Llava":
-        return ids, {"pixel_values": torch.randn(1, 3, 32, 32, generator=generator)}
+    if name in ("Llava", "Gemma3"):
+        return ids, _pixels(name, ids, torch.randn(1, 3, 32, 32, generator=generator))
     kinds = torch.tensor([[int(token == IMAGE) for token in ids]], dtype=torch.int32)
     pixels = torch.randn(64, 3 * 2 * 4 * 4, generator=generator)
     return ids, {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 8, 8]]), "mm_token_type_ids": kinds}
 
 
+def _pixels(name: str, ids: list[int], pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+    kinds = torch.tensor([[int(token == IMAGE) for token in ids]])
+    return {"pixel_values": pixels} | ({"token_type_ids": kinds} if name == "Gemma3" else {})
+
+
 def two_images(name: str) -> tuple[list[int], dict[str, torch.Tensor]]:
     """A prompt with two images, the second of another form where the model takes several."""
     (ids, first), (_, second) = inputs(name, 1), inputs(name, 2)
-    if name == "Llava":
-        return [*ids, *ids], {"pixel_values": torch.cat([first["pixel_values"], second["pixel_values"]])}
+    if name in ("Llava", "Gemma3"):
+        return [*ids, *ids], _pixels(name, [*ids, *ids], torch.cat([first["pixel_values"], second["pixel_values"]]))
     ids = [*ids, 50, *[IMAGE] * 8, 60]
     return ids, {
         "pixel_values": torch.cat([first["pixel_values"], second["pixel_values"][:32]]),
@@ -83,7 +104,7 @@ def greedy(model: torch.nn.Module, ids: list[int], tensors: dict[str, torch.Tens
 
 
 def _grown(name: str, tensor: torch.Tensor, length: int) -> torch.Tensor:
-    return torch.nn.functional.pad(tensor, (0, length - tensor.shape[1])) if name == "mm_token_type_ids" else tensor
+    return torch.nn.functional.pad(tensor, (0, length - tensor.shape[1])) if name.endswith("token_type_ids") else tensor
 
 
 def add_processor(folder: Path) -> None:

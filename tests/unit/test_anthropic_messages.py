@@ -221,7 +221,7 @@ async def test_tokens_are_counted() -> None:
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 WRONG: dict[str, dict[str, Any]] = {
-    r"messages\[0\].content\[1\] has type 'image'": {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, IMAGE]}]},
+    "takes text only": {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, IMAGE]}]},
     r"messages\[0\].content\[0\].content\[0\] has type 'image'": {
         "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}]}]
     },

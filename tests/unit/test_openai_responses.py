@@ -395,7 +395,7 @@ def test_choices_go_on_to_chat() -> None:
 
 WRONG: dict[str, dict[str, Any]] = {
     "input": {"input": []},
-    "input[0].content[0]": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+    "input[0].content[0]": {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "file_1"}]}]},
     "input[1]": {"input": [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "msg_1"}]},
     "tools[0]": {"tools": [{"type": "web_search"}]},
     "max_output_tokens": {"max_output_tokens": 100_000},

@@ -10,7 +10,7 @@ from pagoda.serving.api.anthropic.protocol import Blocks, Turn
 from pagoda.serving.api.conversation import Conversation
 
 _THOUGHTS = ("thinking", "redacted_thinking")
-_OF_ROLE = {"user": ("text", "tool_result"), "assistant": ("text", "tool_use", *_THOUGHTS), "system": ("text",)}
+_OF_ROLE = {"user": ("text", "image", "tool_result"), "assistant": ("text", "tool_use", *_THOUGHTS), "system": ("text",)}
 
 
 def chat_of(system: str | Blocks | None, turns: list[Turn]) -> list[dict[str, Any]]:
@@ -38,12 +38,24 @@ def _add_block(chat: Conversation, role: str, block: dict[str, Any], where: str)
         raise RequestError(f"{where} has type {kind!r}: the served model takes {takes} from {role}", code="unsupported_content")
     if kind == "text":
         chat.text(role, _string(block, "text", where))
+    elif kind == "image":
+        chat.image(role, _address(block.get("source"), f"{where}.source"))
     elif kind == "thinking":
         chat.reasoning(_string(block, "thinking", where))
     elif kind == "tool_use":
         _add_call(chat, block, where)
     elif kind == "tool_result":
         chat.result(_string(block, "tool_use_id", where), _result_text(block, where))
+
+
+def _address(source: Any, where: str) -> str:
+    """Of an image block's source, base64 as a data URI."""
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind == "url":
+        return _string(source, "url", where)
+    if kind != "base64":
+        raise RequestError(f"{where} has type {kind!r}: this server takes base64, url", code="unsupported_content")
+    return f"data:{_string(source, 'media_type', where)};base64,{_string(source, 'data', where)}"
 
 
 def _add_call(chat: Conversation, block: dict[str, Any], where: str) -> None:

@@ -1,4 +1,4 @@
-"""From chat messages to token ids, through the model's chat template."""
+"""From chat messages to token ids, through the model's chat template, and the images that they bring."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from pagoda.hal.errors import RequestError
 from pagoda.serving.api.service import Service
+from pagoda.serving.frontend.chat_images import take_images
+from pagoda.serving.frontend.processor import Encoded
 from pagoda.serving.frontend.text import ChatTemplate
 
 
@@ -28,16 +30,19 @@ async def chat_prompt(
     extra: Mapping[str, Any] | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
-) -> list[int]:
-    """Token ids of a conversation. Long ones are rendered and encoded off the event loop."""
+) -> Encoded:
+    """Token ids of a conversation, and its images. Long ones are rendered and encoded off the event loop."""
     template = _template(service, request)
     generation, final = request.add_generation_prompt is not False, bool(request.continue_final_message)
     if generation and final:
         raise RequestError("continue_final_message needs add_generation_prompt=false", param="continue_final_message")
 
-    def prompt_ids() -> list[int]:
-        text = template.render(
-            request.messages,
+    messages, images = take_images(request.messages)
+    service.check_images(images)
+
+    def text() -> str:
+        return template.render(
+            messages,
             add_generation_prompt=generation,
             continue_final_message=final,
             template=request.chat_template,
@@ -45,12 +50,16 @@ async def chat_prompt(
             documents=documents,
             variables={**(extra or {}), **(request.chat_template_kwargs or {})},
         )
-        return service.text.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+
+    def encoded() -> Encoded:
+        return Encoded(service.text.tokenizer.encode(text(), add_special_tokens=bool(request.add_special_tokens)), None)
 
     size = sum(len(content_text(message)) for message in request.messages) + (len(str(tools)) if tools else 0)
     if getattr(request, "truncate_prompt_tokens", None) is None:
         service.check_size(size)
-    return await service.off_loop(size, prompt_ids)
+    if images:
+        return await service.see(await service.off_loop(size, text), images)
+    return await service.off_loop(size, encoded)
 
 
 def _template(service: Service, request: TemplateFields) -> ChatTemplate:

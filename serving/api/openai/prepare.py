@@ -14,6 +14,7 @@ from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.structured import StructuredOutputsParams
 from pagoda.serving.frontend.parsers.answers import AnswerFormat
 from pagoda.serving.frontend.parsers.events import Context
+from pagoda.serving.frontend.processor import Encoded
 
 PROMPT_END = 32
 """Tokens that hold any mark of reasoning which the template may have opened."""
@@ -21,12 +22,16 @@ PROMPT_END = 32
 
 @dataclass(frozen=True)
 class Question:
-    """A conversation as token ids, how its answer is read (the parsers, and what they may know of the request), and its form."""
+    """A conversation as token ids with its images; how its answer is read: the parsers, what they may know of the request; and its form."""
 
-    prompt: list[int]
+    encoded: Encoded
     answers: AnswerFormat
     context: Context
     structure: StructuredOutputsParams | None = None
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.encoded.ids
 
 
 async def question(service: Service, body: ChatRequest) -> Question:
@@ -34,15 +39,15 @@ async def question(service: Service, body: ChatRequest) -> Question:
     answers = service.text.answers
     schemas = offered_tools(body, answers)
     variables = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    prompt = await chat_prompt(service, body, extra=variables, documents=body.documents, tools=body.tools if schemas else None)
-    end = _prompt_end(service, prompt)
+    encoded = await chat_prompt(service, body, extra=variables, documents=body.documents, tools=body.tools if schemas else None)
+    end = _prompt_end(service, encoded.ids)
     structure = chat_structure(body, schemas, answers, service.text.tokenizer, end)
-    return Question(prompt, answers, Context(schemas, end), structure)
+    return Question(encoded, answers, Context(schemas, end), structure)
 
 
 def chat_engine_request(service: Service, body: ChatRequest, asked: Question, reply_id: str) -> EngineRequest:
     """The checked request for the engine. Raises `RequestError` for what can never be answered."""
-    return engine_request(service, body, chat_settings_of(service, body, asked), asked.prompt, reply_id)
+    return engine_request(service, body, chat_settings_of(service, body, asked), asked.encoded, reply_id)
 
 
 def chat_settings_of(service: Service, body: ChatRequest, asked: Question) -> dict[str, Any]:

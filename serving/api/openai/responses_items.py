@@ -44,7 +44,10 @@ def chat_of(instructions: str | None, items: Iterable[Item]) -> list[dict[str, A
             case "message":
                 role = "system" if item["role"] == "developer" else item["role"]
                 for part in item["content"]:
-                    chat.text(role, part["text"])
+                    if part["type"] == "input_image":
+                        chat.image(role, part["image_url"], part["detail"])
+                    else:
+                        chat.text(role, part["text"])
             case "reasoning":
                 chat.reasoning("".join(part["text"] for part in item["content"] or item["summary"]))
             case "function_call":
@@ -85,9 +88,19 @@ def _message(item: Item, where: str) -> Item:
     role, content = item.get("role"), item.get("content")
     if role not in _ROLES:
         raise RequestError(f"{where}.role is {role!r}; it must be one of {', '.join(_ROLES)}", param=f"{where}.role")
+    if role == "user" and isinstance(content, list):
+        return {"role": role, "content": [_seen_or_read(part, f"{where}.content[{index}]") for index, part in enumerate(content)]}
     texts = [content] if isinstance(content, str) else _parts(content, f"{where}.content")
     parts = [text_part(text) for text in texts] if role == "assistant" else _typed(texts, "input_text")
     return {"role": role, "content": parts}
+
+
+def _seen_or_read(part: Any, where: str) -> dict[str, Any]:
+    if not isinstance(part, dict) or part.get("type") != "input_image":
+        return {"type": "input_text", "text": _text(part, where)}
+    if part.get("file_id"):
+        raise RequestError(f"{where}.file_id: this server keeps no files; send image_url", param=where, code="unsupported_parameter")
+    return {"type": "input_image", "image_url": _string(part, "image_url", where), "detail": part.get("detail") or "auto", "file_id": None}
 
 
 def _parts(content: Any, where: str) -> list[str]:

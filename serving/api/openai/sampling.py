@@ -12,6 +12,7 @@ from pagoda.serving.api.openai.structured import structured_output
 from pagoda.serving.api.service import Service, engine_id
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.frontend.processor import Encoded
 
 MAX_BIAS = 100.0
 """The protocol's range of `logit_bias`; values beyond mean the same."""
@@ -94,10 +95,13 @@ def _check_best_of(request: CompletionRequest) -> None:
 
 
 def engine_request(
-    service: Service, request: GenerationRequest, settings: dict[str, Any], prompt: Sequence[int], reply_id: str
+    service: Service, request: GenerationRequest, settings: dict[str, Any], given: Sequence[int] | Encoded, reply_id: str
 ) -> EngineRequest:
     """A checked request for the engine. Raises `RequestError` for what can never be answered, in the names of the request's fields."""
-    prompt = truncated(prompt, request, service.client.facts.max_model_len, settings.get("max_tokens"))
+    encoded = given if isinstance(given, Encoded) else Encoded([*given], None)
+    prompt = truncated(encoded.ids, request, service.client.facts.max_model_len, settings.get("max_tokens"))
+    if encoded.media and len(prompt) < len(encoded.ids):
+        raise RequestError("a prompt with images cannot be truncated; leave out truncate_prompt_tokens", param="truncate_prompt_tokens")
     try:
         params = service.processor.params_for(len(prompt), settings)
         return service.processor.request(
@@ -109,6 +113,8 @@ def engine_request(
             adapter=service.adapter_of(request.model),
             beam_width=_beam_width(request, params),
             length_penalty=1.0 if request.length_penalty is None else request.length_penalty,
+            media=encoded.media,
+            positions=encoded.positions,
         )
     except RequestError as error:
         raise renamed(error, _names_in(request)) from None

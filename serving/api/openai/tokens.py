@@ -36,7 +36,7 @@ class Tokens:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give either prompt or messages", param="prompt")
         if body.prompt is None:
-            return await chat_prompt(self._service, body, tools=body.tools)
+            return (await chat_prompt(self._service, body, tools=body.tools)).ids
         special = body.add_special_tokens is not False
         return await self._service.off_loop(len(body.prompt), self._service.text.tokenizer.encode, body.prompt, add_special_tokens=special)
 

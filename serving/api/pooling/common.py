@@ -56,7 +56,7 @@ def active(*given: bool | None) -> bool | None:
 async def input_requests(service: Service, body: InputFields, params: PoolingParams, head: Head) -> list[EngineRequest]:
     """A request for each prompt of `input`, or for the conversation."""
     maker = prompts_of(service)
-    ids = [await chat_prompt(service, body)] if body.messages is not None else await _input_ids(service, body, maker)  # type: ignore[arg-type]
+    ids = [(await chat_prompt(service, body)).ids] if body.messages is not None else await _input_ids(service, body, maker)  # type: ignore[arg-type]
     cut = [maker.truncated(one, body.truncate_prompt_tokens, body.truncation_side) for one in ids]
     return [request_of(service, maker, one, params, body, head.id) for one in cut]
 
