@@ -13,6 +13,8 @@ from pagoda.models.registry import bridged_tasks, families, tasks_of
 RESULTS = "docs/parity/results.json"
 """What `ci/parity_sweep.py` wrote, relative to the package."""
 
+_NOBODY = "no family serves it, and the bridge does not run it"
+
 Parity = Literal["green", "red", "untested"]
 Support = Literal["native", "bridge", "unsupported"]
 
@@ -25,7 +27,7 @@ class Row:
         support: "native"; "bridge" where transformers' module runs on our pages; "unsupported" where a reference exists and neither serves.
         tp: numbers of ranks with which its answers were compared and agreed.
         parity: red where any comparison differed.
-        reason: of architectures that the bridge refuses or runs red, why.
+        note: of architectures that are red or unsupported, why.
     """
 
     architecture: str
@@ -34,7 +36,7 @@ class Row:
     tasks: tuple[str, ...]
     tp: tuple[int, ...]
     parity: Parity
-    reason: str = ""
+    note: str = ""
 
 
 def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
@@ -73,7 +75,7 @@ def as_table(table: list[Row]) -> str:
 
 def as_reasons(table: list[Row]) -> str:
     """Why the bridge refuses an architecture or is red, as a Markdown list; empty where there is none."""
-    return "".join(f"* {row.architecture}: {row.reason}\n" for row in table if row.reason)
+    return "".join(f"* {row.architecture}: {row.note}\n" for row in table if row.note)
 
 
 def _row(name: str, model_types: tuple[str, ...], met: list[dict[str, Any]]) -> Row:
@@ -81,16 +83,20 @@ def _row(name: str, model_types: tuple[str, ...], met: list[dict[str, Any]]) -> 
     tasks = tasks_of(name, types[0] if types else "")
     runs = [run for checkpoint in met for run in checkpoint["runs"]]
     if tasks is None and all("error" in run for run in runs):
-        return Row(name, ", ".join(types), "unsupported", (), (), "untested", runs[0]["error"] if runs else "")
+        return Row(name, ", ".join(types), "unsupported", (), (), "untested", _error(runs) or _NOBODY)
     ranks = sorted({run["tp"] for run in runs})
     agreed = tuple(tp for tp in ranks if all(run["passed"] for run in runs if run["tp"] == tp))
     parity: Parity = "untested" if not runs else "green" if all(run["passed"] for run in runs) else "red"
+    note = _why([run for run in runs if not run["passed"]]) if parity == "red" else ""
     if tasks is not None:
-        return Row(name, ", ".join(types), "native", tasks, agreed, parity)
-    reason = "" if parity == "green" else _reason([run for run in runs if not run["passed"]])
-    return Row(name, ", ".join(types), "bridge", bridged_tasks(name), agreed, parity, reason)
+        return Row(name, ", ".join(types), "native", tasks, agreed, parity, note)
+    return Row(name, ", ".join(types), "bridge", bridged_tasks(name), agreed, parity, note)
 
 
-def _reason(red: list[dict[str, Any]]) -> str:
-    said = next((str(run["error"]) for run in red if "error" in run), "")
-    return said or f"logits are {max((run['worst'] or 0 for run in red), default=0)} standard deviations off, the limit is 0.001"
+def _why(red: list[dict[str, Any]]) -> str:
+    return _error(red) or f"logits are {max((run.get('worst') or 0 for run in red), default=0)} standard deviations off, the limit is 0.001"
+
+
+def _error(runs: list[dict[str, Any]]) -> str:
+    """The first error that a run ended with, on one line; empty where none did."""
+    return next((" ".join(run["error"].split()) for run in runs if run.get("error")), "")
