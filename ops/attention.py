@@ -32,6 +32,7 @@ class AttentionFacts:
         alibi: a slope per head times (j − i) is added to the logits.
         causal: query i sees keys j ≤ i; False: all keys of its request, whatever its own position, which may be beyond them.
         bias: a number per head and distance i − j is added to the logits.
+        coarse: the model's weights have few bits, so kernels may compute with fewer than the dtype's.
     """
 
     dtype: str
@@ -49,6 +50,7 @@ class AttentionFacts:
     alibi: bool = False
     causal: bool = True
     bias: bool = False
+    coarse: bool = False
 
 
 class HostLengths(NamedTuple):

@@ -74,7 +74,10 @@ def _prompt_kernel() -> Kernel:
 
 
 def _prompt_attention_kernel() -> Kernel:
-    kernel = _native("paged_attention", "NativeAttentionPrompt", _kv_dtype, _no_bias, _pairs("head_dim"))
+    def narrow(facts: Any) -> Reason | None:
+        return "float32 models attend in float32" if facts.dtype == "float32" and not facts.coarse else None
+
+    kernel = _native("paged_attention", "NativeAttentionPrompt", _kv_dtype, _no_bias, narrow, _pairs("head_dim"))
     claims, needs = _CLAIMS - {"batch_invariant"}, replace(kernel.needs, archs=_PROMPT_ARCHS)
     return replace(kernel, name="native_prompt", needs=needs, rank=15.0, claims=claims, eps=_PANEL_EPS)
 

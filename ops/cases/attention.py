@@ -233,6 +233,15 @@ def _variants(gen: torch.Generator, dtype: str, mixed: list[tuple[int, int]]) ->
         facts = facts_of(dtype, heads, dim, page, "float8_e4m3fn")
         for layout in ("plain", "heads"):
             yield attention_case(gen, facts, f"float8, {heads} heads of {dim}, {layout}", longer, layout=layout)
+    for heads, dim, rest in (
+        ((4, 2), 64, {}),
+        ((9, 3), 64, {"window": 24}),
+        ((2, 1), 128, {"sinks": True}),
+        ((3, 3), 72, {"softcap": 2.0}),
+    ):
+        for layout in ("pool", "heads"):
+            facts = facts_of(dtype, heads, dim, coarse=True, **rest)  # type: ignore[arg-type]
+            yield attention_case(gen, facts, f"coarse weights, {heads} heads of {dim}", [(70, 70), *longer, (130, 200)], layout=layout)
     for name, extra in _FEATURES.items():
         yield attention_case(gen, facts_of(dtype, **extra), name, longer, layout="pool")  # type: ignore[arg-type]
 

@@ -257,7 +257,7 @@ def _pages(r: Recording, k: torch.Tensor, v: torch.Tensor, k_at: Address | None,
 
 
 def _attend(case: Case, dtype: str, any_order: bool = False) -> Recording:
-    q, k, v, batch, _, sinks, slopes = case.args
+    q, k, v, batch, _, sinks, slopes, *_ = case.args
     facts = case.facts
     kind = f"{facts.num_heads}/{facts.num_kv_heads}×{facts.head_dim}"
     r = Recording(f"attention {dtype} over {facts.kv_dtype} {case.label} {kind}{' any order' * any_order}")
@@ -292,7 +292,7 @@ def _attentions(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
 def _native_batch(case: Case) -> bool:
     """Not those of kernels that are told more than lengths and tables (of the page-walking kernel they ask nothing new), nor pages that the
     library declines."""
-    return case.args[3].shared is None and not case.args[3].replayed and case.facts.kv_dtype in PAGE_TYPES
+    return case.args[3].shared is None and not case.args[3].replayed and not case.facts.bias and case.facts.kv_dtype in PAGE_TYPES
 
 
 def _writes(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
