@@ -76,6 +76,7 @@ class Builder:
     Attributes:
         sites: where those rules' sequences begin (`models.fusion`), set by the decoder for its blocks.
         parameters, uses, nbytes: what the blocks made so far want: tensors, primitives with their facts, bytes of weights on this rank.
+        coarse: whether a linear layer so far is stored in fewer bits than its dtype's.
         loaded: what the weights loaded so far do take.
         adaptable: slices of linear layers that adapters may change, by path; `adapters`: the room for them, filled while loading.
     """
@@ -97,6 +98,7 @@ class Builder:
         self.numerics = numerics
         self.shard = shard
         self.format = format
+        self.coarse = False
         self.stored = stored or {}
         self.table = table
         self.device = device
@@ -174,6 +176,7 @@ class Builder:
         made = tuple(LinearPart(name, rows.part, self._tensors_of(f"{prefix}{name}", adds)) for name, rows in parts.items())
         use = LinearUse(f"{prefix}{'_'.join(parts)}", self.numerics.dtype, columns.part, made, adds)
         uses = self.format.linear(use)
+        self.coarse |= any(piece.op != "gemm" for piece in uses)
         plain = uses[0].facts if len(uses) == 1 and self._chosen_bytes(uses[0]) is None else None
         linear = Linear([self._piece(piece) for piece in uses], plain)
         if role == "vocab":

@@ -133,7 +133,7 @@ class AttentionBlock(PagedMixer):
             sinks=self.spec.sinks,
             alibi=isinstance(self.spec.position, Alibi),
             bias=isinstance(self.spec.position, Distances),
-            coarse=build.format.name != "none",
+            coarse=build.coarse,
         )
 
     def _cache(self, build: Builder) -> LayerCache:
