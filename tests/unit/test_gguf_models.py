@@ -99,8 +99,8 @@ def theirs(model: transformers.PreTrainedModel) -> torch.Tensor:
 
 
 INTEGER_PRODUCTS = 3e-3
-"""Inputs of a product with blocks may be made integers of 15 bits, 3e-5 of a block's largest, and what a prompt attends to integers of 13, 1.2e-4,
-several times over the layers."""
+"""Inputs of a product with blocks may be made integers of 15 bits, 3e-5 of a block's largest, and what a prompt attends to integers
+of 13, 1.2e-4, several times over the layers."""
 
 
 def assert_close(got: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
