@@ -14,8 +14,8 @@ Index = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
-class Renamed:
-    """The same tensor under another name."""
+class _View:
+    """Of one tensor, with its shape and dtype where a view says nothing else."""
 
     name: str
     base: StoredTensor
@@ -28,16 +28,19 @@ class Renamed:
     def dtype(self) -> str:
         return self.base.dtype
 
+
+@dataclass(frozen=True)
+class Renamed(_View):
+    """The same tensor under another name."""
+
     def read(self, index: Index = ()) -> torch.Tensor:
         return self.base.read(index)
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(_View):
     """`base[start:stop]` along `dim`."""
 
-    name: str
-    base: StoredTensor
     dim: int
     start: int
     stop: int
@@ -45,10 +48,6 @@ class Part:
     @property
     def shape(self) -> tuple[int, ...]:
         return _replaced(self.base.shape, self.dim, self.stop - self.start)
-
-    @property
-    def dtype(self) -> str:
-        return self.base.dtype
 
     def read(self, index: Index = ()) -> torch.Tensor:
         full = _full(index, self.shape)
@@ -110,40 +109,27 @@ class Stacked:
 
 
 @dataclass(frozen=True)
-class Unstacked:
+class Unstacked(_View):
     """`base[place]`."""
 
-    name: str
-    base: StoredTensor
     place: int
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.base.shape[1:]
 
-    @property
-    def dtype(self) -> str:
-        return self.base.dtype
-
     def read(self, index: Index = ()) -> torch.Tensor:
         return self.base.read((slice(self.place, self.place + 1), *index))[0]
 
 
 @dataclass(frozen=True)
-class Transposed:
+class Transposed(_View):
     """The last two dimensions exchanged."""
-
-    name: str
-    base: StoredTensor
 
     @property
     def shape(self) -> tuple[int, ...]:
         *outer, rows, columns = self.base.shape
         return (*outer, columns, rows)
-
-    @property
-    def dtype(self) -> str:
-        return self.base.dtype
 
     def read(self, index: Index = ()) -> torch.Tensor:
         if not hasattr(torch, self.dtype):
@@ -162,11 +148,9 @@ def transposed(tensor: StoredTensor) -> StoredTensor:
 
 
 @dataclass(frozen=True)
-class Reordered:
+class Reordered(_View):
     """Dimension `dim` seen as `view`, its axes exchanged to `order`, and flattened again."""
 
-    name: str
-    base: StoredTensor
     view: tuple[int, ...]
     order: tuple[int, ...]
     dim: int = 0
@@ -178,10 +162,6 @@ class Reordered:
                 f"{self.name}: {prod(self.view)} = {self.view} rows were expected, {self.base.shape[self.dim]} are stored"
             )
         return self.base.shape
-
-    @property
-    def dtype(self) -> str:
-        return self.base.dtype
 
     def read(self, index: Index = ()) -> torch.Tensor:
         full = _full(index, self.shape)
@@ -196,39 +176,18 @@ class Reordered:
 
 
 @dataclass(frozen=True)
-class Shifted:
+class Shifted(_View):
     """`base + value`."""
 
-    name: str
-    base: StoredTensor
     value: float
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.base.shape
-
-    @property
-    def dtype(self) -> str:
-        return self.base.dtype
 
     def read(self, index: Index = ()) -> torch.Tensor:
         return self.base.read(index) + self.value
 
 
 @dataclass(frozen=True)
-class UnitRows:
+class UnitRows(_View):
     """`base`, a matrix, with rows of length one."""
-
-    name: str
-    base: StoredTensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.base.shape
-
-    @property
-    def dtype(self) -> str:
-        return self.base.dtype
 
     def read(self, index: Index = ()) -> torch.Tensor:
         rows = self.base.read(index[:1])
@@ -253,19 +212,12 @@ def _same_dtype(name: str, bases: Sequence[StoredTensor]) -> str:
 
 
 @dataclass(frozen=True)
-class Zeros:
+class Zeros(_View):
     """Zeros, one for each row of `base`."""
-
-    name: str
-    base: StoredTensor
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.base.shape[:1]
-
-    @property
-    def dtype(self) -> str:
-        return self.base.dtype
 
     def read(self, index: Index = ()) -> torch.Tensor:
         return torch.zeros(self.shape, dtype=getattr(torch, self.dtype))[tuple(index)]
