@@ -49,7 +49,8 @@ def take_turn(engine: Engine, rows: tuple[Row, ...], generate: Generator, vocab:
         except (PagodaError, httpx.HTTPError) as error:
             raise PagodaError(f"{engine.name}: {error}\n{_tail(log)}") from error
         values["memory"] = memory.end()
-    return Turn({row.name: values[row.name] for row in rows if row.name in values}, before.others(Busy.now()))
+        others = before.others(Busy.now())  # while it lives: the time of a child that nobody waited for would count as others'
+    return Turn({row.name: values[row.name] for row in rows if row.name in values}, others)
 
 
 def _serve(process: subprocess.Popen[str], port: int, rows: tuple[Row, ...], generate: Generator, vocab: int) -> dict[str, float]:
