@@ -17,6 +17,7 @@ class CpuDevice(HostDevice):
     def communicator(self, topology: Topology) -> Communicator:
         # Collectives are no calls that a recorder could see: ranks of a group run their steps as they are.
         self.graphs = EagerGraphs()
+        machine.settle(topology.rank, topology.world)  # before weights and pages, whose place is where they are first written
         return super().communicator(topology)
 
 

@@ -67,6 +67,35 @@ def test_memory_of_distant_nodes_is_left_out(root: Path) -> None:
     assert machine.memory_bytes(root) == 16 * GIB
 
 
+def test_ranks_are_dealt_whole_memory_nodes() -> None:
+    nodes = [[0, 1, 8, 9], [2, 3, 10, 11], [4, 5], [6, 7]]
+    assert [machine._dealt(nodes, rank, 2) for rank in range(2)] == [{0, 1, 8, 9, 2, 3, 10, 11}, {4, 5, 6, 7}]
+    assert [machine._dealt(nodes, rank, 4) for rank in range(4)] == [set(node) for node in nodes]
+    assert machine._dealt(nodes, 0, 1) == {*range(12)}
+
+
+def test_ranks_of_one_node_divide_its_processors() -> None:
+    dealt = [machine._dealt([[0, 1, 2, 3], [4, 5, 6, 7]], rank, 4) for rank in range(4)]
+    assert dealt == [{0, 2}, {1, 3}, {4, 6}, {5, 7}]
+    assert machine._dealt([[0], [1]], 1, 4) == {0}, "more ranks than processors of a node share them"
+
+
+def test_a_rank_is_bound_where_there_are_two_nodes(root: Path) -> None:
+    before = os.sched_getaffinity(0)
+    write(root, "sys/devices/system/node/node0/cpulist", ",".join(map(str, before)))
+    assert machine.settle(0, 2, root) == before == os.sched_getaffinity(0), "one node: nothing is bound"
+    first, *rest = sorted(before)
+    if not rest:
+        return
+    write(root, "sys/devices/system/node/node0/cpulist", str(first))
+    write(root, "sys/devices/system/node/node1/cpulist", ",".join(map(str, rest)))
+    try:
+        assert machine.settle(1, 2, root) == set(rest) == os.sched_getaffinity(0)
+    finally:
+        for task in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(task), before)
+
+
 @pytest.mark.parametrize(
     ("kind", "line", "arch"),
     [
