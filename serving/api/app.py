@@ -11,6 +11,7 @@ from pagoda.serving.api.anthropic.messages import Messages
 from pagoda.serving.api.audio.transcriptions import Transcriptions
 from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.dialects import error_response
+from pagoda.serving.api.errors import BodyTooLargeError, MediaTypeError
 from pagoda.serving.api.key_limits import KeyLimitsMiddleware
 from pagoda.serving.api.keys import keys_of
 from pagoda.serving.api.middleware import KeyMiddleware, RequestIdMiddleware, TraceMiddleware
@@ -20,8 +21,10 @@ from pagoda.serving.api.openai.models import Models
 from pagoda.serving.api.openai.responses import Responses
 from pagoda.serving.api.openai.tokens import Tokens
 from pagoda.serving.api.operations import Operations
+from pagoda.serving.api.overload import OverloadMiddleware
 from pagoda.serving.api.pooling.scores import Scores
 from pagoda.serving.api.pooling.vectors import Vectors
+from pagoda.serving.api.refusal import Refusal
 from pagoda.serving.api.scale_out import ScaleOut
 from pagoda.serving.api.service import Service
 from starlette.applications import Starlette
@@ -148,13 +151,15 @@ def _middleware(service: Service) -> list[Middleware]:
         )
     if keys := keys_of(config):
         out.append(Middleware(KeyMiddleware, keys=keys))
+    out.append(Middleware(OverloadMiddleware, service=service))
     if service.key_limits.any:
         out.append(Middleware(KeyLimitsMiddleware, limits=service.key_limits))
     return out
 
 
 async def _ours(request: Request, error: Exception) -> Response:
-    return error_response(error, request.scope)
+    unread = isinstance(error, BodyTooLargeError | MediaTypeError)
+    return Refusal(error, request.scope) if unread else error_response(error, request.scope)
 
 
 async def _http(request: Request, error: Exception) -> Response:

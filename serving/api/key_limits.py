@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pagoda.serving.api.dialects import error_response, path_of
+from pagoda.serving.api.dialects import path_of
 from pagoda.serving.api.errors import RateLimitedError
 from pagoda.serving.api.middleware import OPEN_PATHS
+from pagoda.serving.api.refusal import Refusal
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 MAX_CLIENTS = 100_000
@@ -80,7 +81,7 @@ class KeyLimitsMiddleware:
         try:
             self._limits.enter(name)
         except RateLimitedError as error:
-            return await error_response(error, scope)(scope, receive, send)
+            return await Refusal(error, scope)(scope, receive, send)
         try:
             await self._app(scope, receive, send)
         finally:

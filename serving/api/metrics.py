@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -85,6 +87,29 @@ def _merged_registry() -> CollectorRegistry | None:
     return registry
 
 
+class Gaps:
+    """The one histogram that every token is counted in: what it sees is put together before the library's is told of it."""
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._seen: list[tuple[float, int]] = []
+
+    def add(self, seconds: float, count: int) -> None:
+        """So many tokens, each so long after the one before."""
+        self._seen.append((seconds, count))
+        if len(self._seen) >= 4096:
+            self.flush()
+
+    def flush(self) -> None:
+        seen, self._seen = self._seen, []
+        counts = Counts[int]()
+        for seconds, count in seen:
+            counts[bisect_left(_FAST, seconds)] += count
+        for bucket, count in counts.items():
+            self._histogram._buckets[bucket].inc(count)
+        self._histogram._sum.inc(sum(seconds * count for seconds, count in seen))
+
+
 class Metrics:
     """One server's registry. Requests are measured through `timer`, engine numbers come with each `render`."""
 
@@ -98,6 +123,7 @@ class Metrics:
             name: Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self._registry).labels(*self._values)
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
+        self.gaps = Gaps(self.histograms["inter_token_latency_seconds"])
         self._finished = Counter(
             "vllm:request_success", "Requests that ended, by reason.", (*LABELS, "finished_reason"), registry=self._registry
         )
@@ -112,6 +138,7 @@ class Metrics:
 
     def families(self) -> list[Metric]:
         """Everything that is told, with its help."""
+        self.gaps.flush()
         return list(self._scraped.collect())
 
     def timer(self, request: EngineRequest) -> RequestTimer:
@@ -126,6 +153,7 @@ class Metrics:
     def render(self, stats: EngineStats) -> bytes:
         """The text exposition with this snapshot of the engine."""
         self._engine.stats = stats
+        self.gaps.flush()
         return generate_latest(self._scraped)
 
 
@@ -149,8 +177,9 @@ class RequestTimer:
     def step(self, deltas: Sequence[TextDelta], queued: float = 0.0) -> None:
         """Count what came; `queued` as in `RequestDelta`."""
         self.queued = queued or self.queued
-        new = sum(len(delta.token_ids) for delta in deltas)
+        new = 0
         for delta in deltas:
+            new += len(delta.token_ids)
             self.reason = delta.finish_reason or self.reason
         if not new:
             return
@@ -173,12 +202,12 @@ class RequestTimer:
 
     def _observe_gaps(self, deltas: Sequence[TextDelta], gap: float) -> None:
         """Tokens of a sequence that come together share the time that they took."""
-        gaps = self.metrics.histograms["inter_token_latency_seconds"]
-        for count in (len(delta.token_ids) for delta in deltas):
-            for _ in range(count):
-                gaps.observe(gap / count)
+        for delta in deltas:
+            if count := len(delta.token_ids):
+                self.metrics.gaps.add(gap / count, count)
 
     def end(self) -> None:
+        self.metrics.gaps.flush()
         seen = self.metrics.histograms
         seen["e2e_request_latency_seconds"].observe(time.monotonic() - self.start)
         for name, seconds in self.spans.items():

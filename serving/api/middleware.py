@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 import uuid
 
-from pagoda.serving.api.dialects import error_response, id_headers, path_of
+from pagoda.serving.api.dialects import id_headers, path_of
 from pagoda.serving.api.keys import KeyRing, missing_key
+from pagoda.serving.api.refusal import Refusal
 from pagoda.serving.api.tracing_of import Tracing
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 OPEN_PATHS = frozenset({"/", "/health", "/live", "/ready", "/ping", "/version", "/metrics", "/load", "/stats", "/favicon.ico"})
 """What needs no key: the page, which asks for one, and numbers for probes and scrapers."""
+
+PLAIN_SEND = "pagoda.send"
+"""In the scope: the `send` that parts of a body may take past the middlewares, none of which looks at them."""
 
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -35,6 +39,7 @@ class RequestIdMiddleware:
                 message = {**message, "headers": [*message["headers"], *headers]}
             await send(message)
 
+        scope[PLAIN_SEND] = send
         await self._app(scope, receive, send_with_id)
 
 
@@ -58,7 +63,7 @@ class KeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._may_pass(scope):
-            return await error_response(missing_key(), scope)(scope, receive, send)
+            return await Refusal(missing_key(), scope)(scope, receive, send)
         await self._app(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:

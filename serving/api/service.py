@@ -225,10 +225,16 @@ class Service:
 
     def _admit(self, request: EngineRequest) -> None:
         self.check_open()
+        self.check_room(len(request.prompt))
+        self._live[request.request_id] = self._queued[request.request_id] = len(request.prompt)
+        self._count()
+
+    def check_room(self, tokens: int) -> None:
+        """Raises `OverloadedError` when the queue cannot take one more request of so many prompt tokens, and counts it."""
         # an empty queue takes any request, or a large one would never be served
         for limit, asked, waiting, unit in (
             (self.config.max_num_queued_reqs, 1, self._tally.queued, "requests"),
-            (self.config.max_num_queued_tokens, len(request.prompt), self._tally.tokens, "prompt tokens"),
+            (self.config.max_num_queued_tokens, tokens, self._tally.tokens, "prompt tokens"),
         ):
             if limit is not None and 0 < waiting > limit - asked:
                 self.metrics.rejected()
@@ -238,8 +244,6 @@ class Service:
                     available=limit - waiting,
                     retry_after=self._queue_seconds,
                 )
-        self._live[request.request_id] = self._queued[request.request_id] = len(request.prompt)
-        self._count()
 
     def _count(self) -> None:
         self._tally.write(len(self._queued), sum(self._queued.values()), len(self._live))
@@ -260,8 +264,9 @@ class Service:
 
 
 def _checked(delta: RequestDelta) -> RequestDelta:
-    if any(part.finish_reason is FinishReason.ERROR for part in delta.sequences):
-        raise PagodaError(delta.error or "the engine failed this request without saying why")
+    for part in delta.sequences:
+        if part.finish_reason is FinishReason.ERROR:
+            raise PagodaError(delta.error or "the engine failed this request without saying why")
     return delta
 
 

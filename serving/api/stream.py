@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from pagoda.hal.errors import PagodaError
 from pagoda.serving.api.dialects import error_event, error_response
+from pagoda.serving.api.middleware import PLAIN_SEND
 from pagoda.serving.api.stream_events import DONE
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -69,22 +70,22 @@ class EventStream(Response):
         await until_disconnect(receive, self._pump(scope, receive, send))
 
     async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
+        started, write = False, scope.get(PLAIN_SEND, send)
         try:
             async with aclosing(self._events) as events:
                 async for item in events:
                     if not started:
                         started = True
                         await send(_START)
-                    await send({"type": "http.response.body", "body": item, "more_body": True})
-                await send({"type": "http.response.body", "body": self._end})
+                    await write({"type": "http.response.body", "body": item, "more_body": True})
+                await write({"type": "http.response.body", "body": self._end})
         except OSError:
             log.debug("client left during a stream")
         except Exception as error:
             log_internal(error)
             if not started:
                 return await error_response(error, scope)(scope, receive, send)
-            await send({"type": "http.response.body", "body": error_event(error, scope)})
+            await write({"type": "http.response.body", "body": error_event(error, scope)})
 
 
 _START = {

@@ -61,8 +61,9 @@ class Mailbox:
 
 def merge(request_id: str, pieces: Sequence[Piece]) -> RequestDelta:
     """The pieces as one delta: tokens and logprobs in order, ends as in the last."""
-    if len(pieces) == 1 and isinstance(pieces[0], RequestDelta):
-        return pieces[0]
+    if len(pieces) == 1:  # what most are
+        [only] = pieces
+        return only if isinstance(only, RequestDelta) else RequestDelta(request_id, (SequenceDelta(0, (only,)),))
     sequences: dict[int, SequenceDelta] = {}
     tokens: dict[int, list[int]] = {}
     whole = RequestDelta(request_id, ())

@@ -61,11 +61,8 @@ class WireClient:
         self._requests.connect(self.requests_address)
         self._receiver = asyncio.create_task(self._receive())
 
-    async def generate(self, request: EngineRequest, patient: bool = False) -> AsyncIterator[RequestDelta]:
-        submit, abort = (lambda one: self.send(Submit(one))), (lambda ids: self.send(Abort(ids)))
-        async with contextlib.aclosing(self._streams.generate(request, submit, abort, patient)) as deltas:
-            async for delta in deltas:
-                yield delta
+    def generate(self, request: EngineRequest, patient: bool = False) -> AsyncIterator[RequestDelta]:
+        return self._streams.generate(request, lambda one: self.send(Submit(one)), lambda ids: self.send(Abort(ids)), patient)
 
     async def abort(self, request_ids: list[str], sequence: int | None = None) -> None:
         self.send(Abort(request_ids, sequence))

@@ -89,7 +89,8 @@ class UsageCount:
     def add(self, step: Step) -> None:
         self._cached += step.cached_tokens
         if self._counts:
-            self._completion += sum(len(delta.token_ids) for delta in step.deltas)
+            for delta in step.deltas:
+                self._completion += len(delta.token_ids)
 
     def usage(self) -> Usage:
         return _usage(self._prompt, self._completion, self._cached)

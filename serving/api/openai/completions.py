@@ -135,7 +135,9 @@ class CompletionReply:
     def _logprobs(
         self, index: int, request: EngineRequest, entries: Any, prompt: tuple[TokenLogprobs, ...] | None
     ) -> CompletionLogprobs | None:
-        builder = self._builders.setdefault(index, CompletionLogprobsBuilder(self.names, self.body.logprobs or 0))
+        builder = self._builders.get(index)
+        if builder is None:
+            builder = self._builders[index] = CompletionLogprobsBuilder(self.names, self.body.logprobs or 0)
         if self.body.logprobs is None:
             return None
         out = builder.add_prompt(request.prompt, prompt) if prompt is not None else CompletionLogprobs()
