@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import sys
 import tempfile
 import time
@@ -26,29 +27,75 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "sampl
 from tiny_servers import tiny_server
 
 ROWS, QUEUE, ANSWER = 16, 16, 440
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 
 
-async def ask(url: str, rng: Random) -> str:
-    """The status of one whole request, `429 bare` where it says no time to come again, or what went wrong."""
-    at = urlsplit(url)
-    body = json.dumps(
-        {"prompt": [rng.randrange(10, 490) for _ in range(16)], "max_tokens": ANSWER, "ignore_eos": True, "temperature": 0}
-    ).encode()
-    lines = (
-        "POST /v1/completions HTTP/1.1",
-        "Host: x",
-        "Connection: close",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-    )
-    head = "\r\n".join((*lines, "", ""))
-    try:
-        reader, writer = await asyncio.open_connection(at.hostname, at.port)
-        writer.write(head.encode() + body)
-        answer = await asyncio.wait_for(reader.read(-1), 120)
-        writer.close()
-    except (OSError, TimeoutError) as error:
-        return repr(error)
+class Connection(asyncio.Protocol):
+    """One request at a time, written and read with as little work as possible: the clients share the machine with the server."""
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._answer: asyncio.Future[bytes] | None = None
+        self.open = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self.open = transport, True
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        head, _, body = self._data.partition(b"\r\n\r\n")
+        length = LENGTH.search(head)
+        if length is not None and len(body) >= int(length[1]):
+            self._end(self._data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.open = False
+        self._end(b"")
+
+    def _end(self, answer: bytes) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(answer)
+
+    async def ask(self, request: bytes) -> bytes:
+        """The whole answer; nothing when the connection was lost."""
+        self._data, self._answer = b"", asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        async with asyncio.timeout(120):
+            return await self._answer
+
+
+class Clients:
+    """Keeps connections for further requests."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        self._at, self._rng = urlsplit(url), Random(seed)
+        self._idle: list[Connection] = []
+
+    async def ask(self) -> str:
+        """The status of one whole request, `429 bare` where it says no time to come again, or what went wrong."""
+        body = json.dumps(
+            {"prompt": [self._rng.randrange(10, 490) for _ in range(16)], "max_tokens": ANSWER, "ignore_eos": True, "temperature": 0}
+        ).encode()
+        try:
+            connection = await self._connection()
+            answer = await connection.ask(HEAD % len(body) + body)
+        except (OSError, TimeoutError) as error:
+            return repr(error)
+        if connection.open:
+            self._idle.append(connection)
+        return _status(answer)
+
+    async def _connection(self) -> Connection:
+        while self._idle:
+            if (kept := self._idle.pop()).open:
+                return kept
+        _, made = await asyncio.get_running_loop().create_connection(Connection, self._at.hostname, self._at.port)
+        return made
+
+
+def _status(answer: bytes) -> str:
     status = answer.split(b" ", 2)[1].decode() if answer.startswith(b"HTTP/") else "none"
     if status == "200":
         tokens = json.loads(answer.partition(b"\r\n\r\n")[2])["usage"]["completion_tokens"]
@@ -58,12 +105,12 @@ async def ask(url: str, rng: Random) -> str:
 
 async def capacity(url: str, seconds: float) -> float:
     """Requests a second with the server full and nobody waiting long."""
-    rng, done, end = Random(0), 0, time.monotonic() + seconds
+    clients, done, end = Clients(url, 0), 0, time.monotonic() + seconds
 
     async def client() -> None:
         nonlocal done
         while time.monotonic() < end:
-            status = await ask(url, rng)
+            status = await clients.ask()
             assert status in ("200", "429"), status
             done += status == "200" and time.monotonic() < end
             await asyncio.sleep(0.02 if status == "429" else 0)  # all came at once in the beginning
@@ -74,12 +121,12 @@ async def capacity(url: str, seconds: float) -> float:
 
 async def overload(url: str, rate: float, seconds: float) -> tuple[Counter[str], int]:
     """Statuses of all, and how many requests finished within the time."""
-    rng, seen, tasks, finished = Random(1), Counter[str](), [], 0
+    clients, seen, tasks, finished = Clients(url, 1), Counter[str](), [], 0
     started = time.monotonic()
 
     async def one() -> None:
         nonlocal finished
-        status = await ask(url, rng)
+        status = await clients.ask()
         seen[status] += 1
         finished += status == "200" and time.monotonic() < started + seconds
 

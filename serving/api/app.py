@@ -12,9 +12,8 @@ from pagoda.serving.api.audio.transcriptions import Transcriptions
 from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.dialects import error_response
 from pagoda.serving.api.errors import BodyTooLargeError, MediaTypeError
-from pagoda.serving.api.key_limits import KeyLimitsMiddleware
 from pagoda.serving.api.keys import keys_of
-from pagoda.serving.api.middleware import KeyMiddleware, RequestIdMiddleware, TraceMiddleware
+from pagoda.serving.api.middleware import KeyLimitsMiddleware, KeyMiddleware, RequestIdMiddleware, TraceMiddleware
 from pagoda.serving.api.openai.chat import Chat
 from pagoda.serving.api.openai.completions import Completions
 from pagoda.serving.api.openai.models import Models
@@ -152,8 +151,8 @@ def _middleware(service: Service) -> list[Middleware]:
     if keys := keys_of(config):
         out.append(Middleware(KeyMiddleware, keys=keys))
     out.append(Middleware(OverloadMiddleware, service=service))
-    if service.key_limits.any:
-        out.append(Middleware(KeyLimitsMiddleware, limits=service.key_limits))
+    if config.limits_keys:
+        out.append(Middleware(KeyLimitsMiddleware, desk=service.desk))
     return out
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pagoda.hal.errors import PagodaError
 from pagoda.serving.api.errors import DrainingError
-from pagoda.serving.api.service import Service, Step
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.frontend.parsers.answers import AnswerFormat
 from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Content, Context, Event, Reasoning
+
+if TYPE_CHECKING:
+    from pagoda.serving.api.service import Service, Step
 
 
 @dataclass
@@ -153,12 +155,13 @@ class Answering:
     def blocks(self) -> list[Block]:
         return self._reader.blocks
 
-    async def changes(self) -> AsyncGenerator[list[Change], None]:
-        """What each engine step brings, the first one even when that is nothing yet. Leaving it ends the request in the engine.
+    async def changes(self, *, patient: bool = False) -> AsyncGenerator[list[Change], None]:
+        """What each engine step brings, the first one even when that is nothing yet; `patient`: what several steps bring. Leaving it ends
+        the request in the engine.
 
         Raises `DrainingError` when the server ended the request because it stops.
         """
-        async with aclosing(self._service.generate(self._request)) as steps:
+        async with aclosing(self._service.generate(self._request, patient=patient)) as steps:
             async for step in steps:
                 yield self._read(step)
         if self.ending is None:
@@ -166,7 +169,7 @@ class Answering:
 
     async def whole(self) -> Ending:
         """Run to the end."""
-        async with aclosing(self.changes()) as changes:
+        async with aclosing(self.changes(patient=True)) as changes:
             async for _ in changes:
                 pass
         assert self.ending is not None

@@ -127,7 +127,6 @@ class ServerConfig:
         if any(not key for key in self.api_key):
             raise ConfigError("api_key is empty: give a key, or leave the flag out to let everybody in")
         self._check_tls()
-        self._check_processes()
         self._check_media()
 
     def _check_media(self) -> None:
@@ -137,17 +136,6 @@ class ServerConfig:
         if self.allowed_local_media_path is not None and not Path(self.allowed_local_media_path).is_dir():
             raise ConfigError(f"allowed_local_media_path={self.allowed_local_media_path!r} is no folder on this machine")
 
-    def _check_processes(self) -> None:
-        if self.api_server_count == 1:
-            return
-        for name in ("key_max_requests", "key_requests_per_minute"):
-            if getattr(self, name) is not None:
-                raise ConfigError(
-                    f"{name} is counted in one process, and api_server_count={self.api_server_count}: use one, or limit clients in a proxy"
-                )
-        # the next turn of a conversation may reach another process
-        object.__setattr__(self, "max_stored_responses", 0)
-
     def _check_tls(self) -> None:
         if self.ssl_cert_reqs not in (0, 1, 2):
             raise ConfigError(f"ssl_cert_reqs={self.ssl_cert_reqs} must be 0 (none), 1 (optional) or 2 (required)")
@@ -155,6 +143,11 @@ class ServerConfig:
             raise ConfigError("ssl_keyfile is given without ssl_certfile: HTTPS needs both")
         if self.ssl_cert_reqs and not self.ssl_ca_certs:
             raise ConfigError(f"ssl_cert_reqs={self.ssl_cert_reqs} checks client certificates, which needs ssl_ca_certs")
+
+    @property
+    def limits_keys(self) -> bool:
+        """Whether each client's requests are counted."""
+        return self.key_max_requests is not None or self.key_requests_per_minute is not None
 
     @property
     def url(self) -> str:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 class OverloadedError(CapacityError):
     """The queue is full; the client may try again after `retry_after` seconds."""
 
-    def __init__(self, message: str, *, asked: int, available: int, retry_after: int = 1) -> None:
+    def __init__(self, message: str, *, asked: int | None = None, available: int | None = None, retry_after: int = 1) -> None:
         super().__init__(message, asked=asked, available=available)
         self.retry_after = retry_after
 
@@ -20,7 +20,7 @@ class OverloadedError(CapacityError):
 class RateLimitedError(PagodaError):
     """A client sends more than its share; it may try again after `retry_after` seconds."""
 
-    def __init__(self, message: str, *, retry_after: int) -> None:
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from pagoda.hal.errors import EngineDeadError
 from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.desk_remote import RemoteDesk
 from pagoda.serving.api.logs import set_up_logging
 from pagoda.serving.api.parts import load_text, made_service
 from pagoda.serving.api.server import Addresses, Server, run_loop
@@ -50,7 +51,8 @@ class Engine(NamedTuple):
 
 
 def serve(inbox: Inbox, outbox: Outbox) -> int:
-    """Messages on the pipe: `Orders`, then `Engine`, then an `EngineDeadError` or None to stop, twice to hurry; `READY` out."""
+    """Messages on the pipe: `Orders`, then `Engine`, then what the desk tells, an `EngineDeadError`, or None to stop, twice to hurry;
+    `READY` out, and questions to the desk."""
     orders = inbox.get()
     if orders is None:
         return 0
@@ -67,18 +69,21 @@ async def _serve(orders: Orders, inbox: Inbox, outbox: Outbox) -> int:
         return 0
     client = WireClient(engine.folder, engine.name)
     client.connect(engine.facts)
-    service = made_service(client, text, orders.card, config, Tally(orders.tally, orders.row, orders.rows))
+    desk = RemoteDesk(outbox.send)
+    service = made_service(client, text, orders.card, config, Tally(orders.tally, orders.row, orders.rows), desk)
     sock = socket.socket(fileno=os.dup(orders.listener))
     server = Server(service, Addresses(sock), orders.settings, stats=False, on_ready=lambda: outbox.send(READY))
-    threading.Thread(target=_obey, args=(inbox, asyncio.get_running_loop(), client, server.stop), daemon=True).start()
+    threading.Thread(target=_obey, args=(inbox, asyncio.get_running_loop(), client, desk, server.stop), daemon=True).start()
     return await server.run()
 
 
-def _obey(inbox: Inbox, loop: asyncio.AbstractEventLoop, client: WireClient, stop: Callable[[], None]) -> None:
+def _obey(inbox: Inbox, loop: asyncio.AbstractEventLoop, client: WireClient, desk: RemoteDesk, stop: Callable[[], None]) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has ended
         while True:
             told = inbox.get()
             if isinstance(told, EngineDeadError):
                 loop.call_soon_threadsafe(client.fail, told)
+            elif told is not None:
+                loop.call_soon_threadsafe(desk.told, told)
             else:
                 loop.call_soon_threadsafe(stop)

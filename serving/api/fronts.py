@@ -16,7 +16,9 @@ from typing import Any
 
 from pagoda.hal.errors import EngineDeadError, PagodaError
 from pagoda.serving.api.config import ServerConfig
-from pagoda.serving.api.front import READY, Engine, Orders
+from pagoda.serving.api.desk import SharedDesk
+from pagoda.serving.api.desk_remote import Asked, Cancel, answer
+from pagoda.serving.api.front import Engine, Orders
 from pagoda.serving.api.service import ModelCard
 from pagoda.serving.api.tally import Tally
 from pagoda.serving.engine.child import Child
@@ -52,9 +54,11 @@ class Fronts:
         path = self._folder / "tally"
         Tally.make(path, self._rows)
         self.tally = Tally(path, 0, self._rows)
+        self.desk = SharedDesk(server)
         self._orders = Orders(engine, server, card, sock.fileno(), path, 0, self._rows, settings)
         self._loop = asyncio.get_running_loop()
         self._client: ZmqClient | None = None
+        self._answers: set[asyncio.Task[None]] = set()
         self._born = 0
         self._stopping = False
         self._fronts = [self._start(row) for row in range(1, self._rows)]
@@ -91,6 +95,7 @@ class Fronts:
     def _start(self, row: int) -> Front:
         self._born += 1
         front = Front(replace(self._orders, row=row), self._born)
+        self.desk.tell_cancel[row] = lambda response_id: front.tell(Cancel(response_id))
         threading.Thread(target=self._watch, args=(front,), name=f"api-watch-{row}", daemon=True).start()
         return front
 
@@ -102,15 +107,22 @@ class Fronts:
     def _watch(self, front: Front) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             try:
-                while front.child.connection.recv() == READY:
-                    self._loop.call_soon_threadsafe(_done, front.ready)
+                while (message := front.child.connection.recv()) is not None:
+                    self._loop.call_soon_threadsafe(self._told, front, message)
             except (EOFError, OSError, TypeError):
                 self._loop.call_soon_threadsafe(self._died, front)
+
+    def _told(self, front: Front, message: Any) -> None:
+        if not isinstance(message, Asked):
+            return _done(front.ready)
+        self._answers.add(task := asyncio.ensure_future(answer(self.desk.at(front.row), message, front.tell)))
+        task.add_done_callback(self._answers.discard)
 
     def _died(self, front: Front) -> None:
         if not front.ready.done():
             front.ready.set_exception(PagodaError(f"{front.child.name} did not start; its lines on standard error say why"))
         self.tally.clear(front.row)
+        self.desk.gone(front.row)
         if self._client is not None:
             self._client.dismiss(front.name)
         if self._stopping:

@@ -7,11 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pagoda.serving.api.dialects import path_of
 from pagoda.serving.api.errors import RateLimitedError
-from pagoda.serving.api.middleware import OPEN_PATHS
-from pagoda.serving.api.refusal import Refusal
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 MAX_CLIENTS = 100_000
 """Idle clients beyond this many are forgotten, so that addresses do not pile up."""
@@ -32,11 +28,6 @@ class KeyLimits:
     def __init__(self, at_once: int | None, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._at_once, self._per_minute, self._clock = at_once, per_minute, clock
         self._clients: dict[str, _Client] = {}
-
-    @property
-    def any(self) -> bool:
-        """Whether anything is counted."""
-        return self._at_once is not None or self._per_minute is not None
 
     def enter(self, name: str) -> None:
         """Count one request in. Raises `RateLimitedError`, which says when to come again."""
@@ -66,23 +57,3 @@ class KeyLimits:
         if len(self._clients) > MAX_CLIENTS:
             oldest = next(name for name, client in self._clients.items() if not client.running)
             del self._clients[oldest]
-
-
-class KeyLimitsMiddleware:
-    """Refuses what is above a client's limits with 429; probes, metrics and the page are not counted."""
-
-    def __init__(self, app: ASGIApp, limits: KeyLimits) -> None:
-        self._app, self._limits = app, limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] == "OPTIONS" or path_of(scope) in OPEN_PATHS:
-            return await self._app(scope, receive, send)
-        name = scope.get("state", {}).get("key") or (scope.get("client") or ("local",))[0]
-        try:
-            self._limits.enter(name)
-        except RateLimitedError as error:
-            return await Refusal(error, scope)(scope, receive, send)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._limits.leave(name)

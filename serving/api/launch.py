@@ -77,7 +77,6 @@ async def _serve(
     async with AsyncExitStack() as stack:
         fronts = None
         if server_config.api_server_count > 1:
-            log.warning("several API processes: answers of /v1/responses are not kept, and `previous_response_id` finds none")
             fronts = Fronts(replace(engine_config, model=card.root), server_config, card, addresses.http, settings)
             stack.push_async_callback(fronts.close, 0)
         try:
@@ -88,7 +87,8 @@ async def _serve(
         except asyncio.CancelledError:
             log.warning("ended while loading")
             return TERMINATED
-        service = made_service(client, text, card, server_config, fronts.tally if fronts is not None else None)
+        shared = (fronts.tally, fronts.desk.at(0)) if fronts is not None else (None, None)
+        service = made_service(client, text, card, server_config, *shared)
         stats = not engine_config.disable_log_stats
         return await Server(service, addresses, settings, stats=stats, started=started, fronts=fronts).run()
 

@@ -1,11 +1,13 @@
-"""What every request passes on its way in: an id, the trace that it belongs to, and the key."""
+"""What every request passes on its way in: an id, the trace that it belongs to, the key, and that key's limits."""
 
 from __future__ import annotations
 
 import re
 import uuid
 
+from pagoda.serving.api.desk import Desk
 from pagoda.serving.api.dialects import id_headers, path_of
+from pagoda.serving.api.errors import RateLimitedError
 from pagoda.serving.api.keys import KeyRing, missing_key
 from pagoda.serving.api.refusal import Refusal
 from pagoda.serving.api.tracing_of import Tracing
@@ -75,3 +77,23 @@ class KeyMiddleware:
         if name is not None:
             scope.setdefault("state", {})["key"] = name
         return name is not None
+
+
+class KeyLimitsMiddleware:
+    """Refuses what is above a client's limits with 429; probes, metrics and the page are not counted."""
+
+    def __init__(self, app: ASGIApp, desk: Desk) -> None:
+        self._app, self._desk = app, desk
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] == "OPTIONS" or path_of(scope) in OPEN_PATHS:
+            return await self._app(scope, receive, send)
+        name = scope.get("state", {}).get("key") or (scope.get("client") or ("local",))[0]
+        try:
+            await self._desk.enter(name)
+        except RateLimitedError as error:
+            return await Refusal(error, scope)(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._desk.leave(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.desk import Desk
 from pagoda.serving.api.service import ModelCard, Service
 from pagoda.serving.api.tally import Tally
 from pagoda.serving.engine.config import EngineConfig
@@ -23,8 +24,10 @@ def load_text(engine_config: EngineConfig, server_config: ServerConfig) -> TextF
     )
 
 
-def made_service(client: WireClient, text: TextFrontend, card: ModelCard, config: ServerConfig, tally: Tally | None = None) -> Service:
+def made_service(
+    client: WireClient, text: TextFrontend, card: ModelCard, config: ServerConfig, tally: Tally | None = None, desk: Desk | None = None
+) -> Service:
     """Over a connected client; hears of adapters that other processes load."""
-    service = Service(client, text, card, config, tally)
+    service = Service(client, text, card, config, tally, desk)
     client.on_adapters = service.take_adapters
     return service

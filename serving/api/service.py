@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 from pagoda.hal.errors import EngineDeadError, NotFoundError, PagodaError, RequestError
 from pagoda.serving.api.adapters import AdapterCard, cards_of
 from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.desk import Desk, SharedDesk
 from pagoda.serving.api.errors import DrainingError, OverloadedError, RequestTimeoutError
 from pagoda.serving.api.fetching import Fetcher
-from pagoda.serving.api.key_limits import KeyLimits
 from pagoda.serving.api.metrics import Metrics
 from pagoda.serving.api.tally import Tally
 from pagoda.serving.api.tracing_of import tracing_of
@@ -60,8 +60,16 @@ class ModelCard:
 class Service:
     """Runs requests: admission, text, metrics, and the server's state (serving, draining, dead)."""
 
-    def __init__(self, client: EngineClient, text: TextFrontend, card: ModelCard, config: ServerConfig, tally: Tally | None = None) -> None:
-        """`tally`: shared with the other API processes of this server, where there are some."""
+    def __init__(
+        self,
+        client: EngineClient,
+        text: TextFrontend,
+        card: ModelCard,
+        config: ServerConfig,
+        tally: Tally | None = None,
+        desk: Desk | None = None,
+    ) -> None:
+        """`tally`, `desk`: shared with the other API processes of this server, where there are some."""
         self.client, self.text, self.card, self.config = client, text, card, config
         media = MediaChild(Path(card.root)) if client.facts.modalities else None
         self.processor = Processor(text, client.facts, card.sampling_defaults, media)
@@ -69,7 +77,7 @@ class Service:
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="images")
         self.metrics = Metrics(card.names[0])
         self.tracing = tracing_of(config, card.names[0])
-        self.key_limits = KeyLimits(config.key_max_requests, config.key_requests_per_minute)
+        self.desk: Desk = desk or SharedDesk(config).at(0)
         self.adapters = cards_of(client.facts.adapters, card.names)
         self.draining = False
         self.dead: str | None = None
@@ -155,15 +163,15 @@ class Service:
         ids, items, positions = await read
         return Encoded(ids, text, items, positions)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        """Run one request. Leaving the iterator early, and a stop string, end it in the engine too."""
+    async def generate(self, request: EngineRequest, *, patient: bool = False) -> AsyncGenerator[Step, None]:
+        """Run one request. Leaving the iterator early, and a stop string, end it in the engine too. `patient`: see `EngineClient`."""
         self._admit(request)
         timer = self.metrics.timer(request)
         span = self.tracing.begin(request) if self.tracing is not None else None
         limit = self._end_after(request.request_id)
         text = RequestText(self.text.tokenizer, request.params, request.prompt)
         try:
-            async with aclosing(self.client.generate(request)) as deltas:  # type: ignore[type-var]
+            async with aclosing(self.client.generate(request, patient and not request.params.stop)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     self._started(request.request_id)
                     if request.request_id in self._late:

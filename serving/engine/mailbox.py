@@ -13,8 +13,13 @@ Piece = int | RequestDelta
 """A plain token of a request's only sequence, or a delta."""
 
 
+PATIENCE = 256
+"""Plain tokens that a patient reader is not woken for: more at once would hold up others in its loop."""
+
+
 class Mailbox:
-    """Written and read in one asyncio loop, by one reader. A patient one is not woken for plain tokens: they come with the next delta."""
+    """Written and read in one asyncio loop, by one reader. A patient one is not woken for a few plain tokens: they come with the next
+    delta."""
 
     __slots__ = ("_error", "_patient", "_pieces", "_reader", "_ready", "_request_id")
 
@@ -28,7 +33,7 @@ class Mailbox:
 
     def put(self, piece: Piece) -> None:
         self._pieces.append(piece)
-        if self._patient and isinstance(piece, int):
+        if self._patient and isinstance(piece, int) and len(self._pieces) < PATIENCE:
             return
         self._ready = True
         if self._reader is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from api_processes import fronts, holder, processes
 from lora_folders import make_adapter
 from pagoda.serving.api.fronts import SHORT_LIFE
 from toy_process import SERVE, SMALL_POOL, ServerProcess
@@ -23,12 +24,6 @@ def started(*words):
     return ServerProcess(
         [*SERVE, *SMALL_POOL, "--api-server-count", "3", "--max-num-queued-reqs", "64", "--enable-lora", *words], patience=180
     )
-
-
-def fronts(server):
-    """The API processes but the first."""
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    return [child for child in children if "serving.api.front:serve" in " ".join(child.cmdline())]
 
 
 def metric(where, name):
@@ -58,19 +53,11 @@ class Connections:
         with client.stream("GET", "/version") as answer:
             peer = answer.extensions["network_stream"].get_extra_info("client_addr")
             answer.read()
-        return next(pid for pid in processes(server) if holds(pid, peer[1]))
+        return holder(server, peer[1])
 
     def close(self):
         for client in self.clients:
             client.close()
-
-
-def processes(server):
-    return [server.process.pid, *(front.pid for front in fronts(server))]
-
-
-def holds(pid, peer):
-    return any(one.raddr and one.raddr.port == peer for one in psutil.Process(pid).net_connections("tcp"))
 
 
 @pytest.fixture(scope="module")
@@ -189,12 +176,6 @@ def test_limits_hold_for_all_processes_together(several, made):
         client.close()
     assert set(codes) == {200, 429}
     assert metric(several.where, "vllm:admission_rejections_total") == codes.count(429)
-
-
-def test_answers_are_not_stored_and_the_reply_says_so(several):
-    reply = httpx.post(f"{several.where}/v1/responses", json={"input": "hi", "max_output_tokens": 2}, timeout=60).json()
-    for _ in range(6):
-        assert httpx.get(f"{several.where}/v1/responses/{reply['id']}").status_code == 404
 
 
 def test_sigterm_drains_all_of_them(several, made):

@@ -63,14 +63,14 @@ class Gate:
 
     @asynccontextmanager
     async def _counted(self, client: str) -> AsyncIterator[str]:
-        if not self._service.key_limits.any:
+        if not self._service.config.limits_keys:
             yield client
             return
-        self._service.key_limits.enter(client)
+        await self._service.desk.enter(client)
         try:
             yield client
         finally:
-            self._service.key_limits.leave(client)
+            self._service.desk.leave(client)
 
 
 def status_of(error: BaseException) -> grpc.StatusCode:

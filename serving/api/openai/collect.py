@@ -71,7 +71,7 @@ class Answers:
 async def collect(service: Service, requests: Sequence[EngineRequest]) -> list[Answers]:
     """Run all requests to their ends. The first error ends the others."""
     out = [Answers(request) for request in requests]
-    async with aclosing(merged([service.generate(request) for request in requests])) as steps:
+    async with aclosing(merged([service.generate(request, patient=True) for request in requests])) as steps:
         async for index, step in steps:
             out[index].add(step)
     return out

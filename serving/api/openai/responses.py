@@ -18,7 +18,7 @@ from pagoda.serving.api.openai.responses_pages import page_of
 from pagoda.serving.api.openai.responses_protocol import Item, ResponseRequest, refuse_unsupported
 from pagoda.serving.api.openai.responses_replies import Deleted, ResponseRecord, new_record
 from pagoda.serving.api.openai.responses_run import ResponseRun
-from pagoda.serving.api.openai.responses_store import ResponseStore, Stored
+from pagoda.serving.api.openai.responses_store import Stored
 from pagoda.serving.api.openai.responses_translate import NAMES, chat_request
 from pagoda.serving.api.openai.sampling import renamed
 from pagoda.serving.api.service import Service
@@ -33,14 +33,17 @@ class Responses:
 
     def __init__(self, service: Service, bodies: BodyReader) -> None:
         self._service, self._bodies = service, bodies
-        self._store = ResponseStore(service.config.max_stored_responses)
+        self._desk = service.desk
+        self._enabled = service.config.max_stored_responses > 0
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._desk.on_cancel = self._end
 
     async def create(self, request: Request) -> Response:
         self._service.check_open()
         body = await self._bodies.read(request, ResponseRequest)
         refuse_unsupported(body)
         model, owner, keep = self._service.check_model(body.model), _owner(request), self._keeps(body)
-        given = (*self._before(body, owner), *items_of(body.input))
+        given = (*await self._before(body, owner), *items_of(body.input))
         response_id = f"resp_{uuid.uuid4().hex}"  # never the request's own id, which clients may repeat
         try:
             chat = chat_request(body, given)
@@ -51,57 +54,54 @@ class Responses:
         record = new_record(body, response_id, model, engine.params, keep)
         run, stored = ResponseRun(record, self._answering(chat, asked, engine)), Stored(owner, record, given)
         if body.background:
-            return _json(self._start(run, stored))
+            return _json(await self._start(run, stored))
         if keep:
-            run.on_end = partial(self._store.put, stored)
+            run.on_end = partial(self._desk.keep, stored)
         return EventStream(run.stream(), b"") if body.stream else JsonReply(run.whole())
 
     async def get(self, request: Request) -> Response:
         if request.query_params.get("stream") == "true":
             raise RequestError("stream=true is not supported here; a response in the background is asked for again", param="stream")
-        return _json(self._stored(request).record)
+        return _json((await self._desk.find(*_named(request))).record)
 
     async def delete(self, request: Request) -> Response:
-        stored = self._stored(request)
-        self._store.forget(stored)
-        if stored.task is not None:
-            stored.task.cancel()
-        return _json(Deleted(id=stored.record.id))
+        return _json(Deleted(id=(await self._desk.forget(*_named(request))).record.id))
 
     async def cancel(self, request: Request) -> Response:
-        stored = self._stored(request)
-        if stored.task is None:
-            raise RequestError("only responses made with background=true can be cancelled; leave the others' streams", param="response_id")
-        stored.task.cancel()
-        await asyncio.wait([stored.task])
-        return _json(stored.record)
+        return _json(await self._desk.cancel(*_named(request)))
 
     async def input_items(self, request: Request) -> Response:
-        return _json(page_of(self._stored(request).given, request.query_params))
+        return _json(page_of((await self._desk.find(*_named(request))).given, request.query_params))
 
-    def _start(self, run: ResponseRun, stored: Stored) -> ResponseRecord:
-        self._store.check_room(stored.owner, self._service.config.key_max_requests)
-        run.on_end, run.record.status = partial(self._store.refresh, stored), "queued"
-        stored.task = asyncio.ensure_future(run.in_background())
-        self._store.put(stored)
+    async def _start(self, run: ResponseRun, stored: Stored) -> ResponseRecord:
+        run.record.status, stored.background, stored.running = "queued", True, True
+        run.on_start, run.on_end = partial(self._desk.renew, stored), partial(self._ended, stored)
+        await self._desk.keep(stored)
+        self._tasks[run.record.id] = asyncio.ensure_future(run.in_background())
         return run.record
 
-    def _stored(self, request: Request) -> Stored:
-        return self._store.get(_owner(request), request.path_params["response_id"])
+    async def _ended(self, stored: Stored) -> None:
+        self._tasks.pop(stored.record.id, None)
+        stored.running = False
+        await self._desk.renew(stored)
+
+    def _end(self, response_id: str) -> None:
+        if (task := self._tasks.get(response_id)) is not None:
+            task.cancel()
 
     def _keeps(self, body: ResponseRequest) -> bool:
         wanted = "store" if body.store else "background" if body.background else None
         if body.background and body.store is False:
             raise RequestError("background=true needs store=true: the response is looked up later", param="background")
-        if wanted and not self._store.enabled:
+        if wanted and not self._enabled:
             raise RequestError(f"{wanted}=true is not possible: the server keeps none (--max-stored-responses 0)", param=wanted)
-        return self._store.enabled and body.store is not False
+        return self._enabled and body.store is not False
 
-    def _before(self, body: ResponseRequest, owner: str) -> tuple[Item, ...]:
+    async def _before(self, body: ResponseRequest, owner: str) -> tuple[Item, ...]:
         if body.previous_response_id is None:
             return ()
         try:
-            stored = self._store.get(owner, body.previous_response_id)
+            stored = await self._desk.find(owner, body.previous_response_id)
         except NotFoundError as error:
             raise NotFoundError(str(error), param="previous_response_id", code="previous_response_not_found") from None
         if stored.running:
@@ -115,6 +115,10 @@ class Responses:
 
 def _owner(request: Request) -> str:
     return str(request.scope.get("state", {}).get("key", ""))
+
+
+def _named(request: Request) -> tuple[str, str]:
+    return _owner(request), request.path_params["response_id"]
 
 
 def _json(record: Any) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,13 +26,18 @@ from pagoda.serving.api.stream_events import named_event
 Event = dict[str, Any]
 
 
+async def _nothing() -> None: ...
+
+
 @dataclass
 class ResponseRun:
-    """Fills `record` from what the model answers; `on_end` is called when it is whole, before the client hears of it."""
+    """Fills `record` from what the model answers; `on_end` is called when it is whole, before the client hears of it, `on_start` when
+    one in the background begins."""
 
     record: ResponseRecord
     answering: Answering
-    on_end: Callable[[], None] = lambda: None
+    on_end: Callable[[], Awaitable[None]] = _nothing
+    on_start: Callable[[], Awaitable[None]] = _nothing
     _ids: dict[int, str] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -40,6 +45,7 @@ class ResponseRun:
         """Run to the end."""
         await self.answering.whole()
         self._complete()
+        await self.on_end()
         return self.record
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -59,14 +65,17 @@ class ResponseRun:
             self._fail(error)
         else:
             self._complete()
+        await self.on_end()
         yield self._encoded({"type": f"response.{self.record.status}", "response": self.record})
 
     async def in_background(self) -> None:
         """Run to the end, whatever that is; cancelling it is one of them."""
         try:
-            async with aclosing(self.answering.changes()) as steps:
+            async with aclosing(self.answering.changes(patient=True)) as steps:
                 async for _ in steps:
-                    self.record.status = "in_progress"
+                    if self.record.status == "queued":
+                        self.record.status = "in_progress"
+                        await self.on_start()
         except asyncio.CancelledError:
             self.record.status = "cancelled"
             self._take_output()
@@ -74,6 +83,7 @@ class ResponseRun:
             self._fail(error)
         else:
             self._complete()
+        await self.on_end()
 
     def _fail(self, error: Exception) -> None:
         log_internal(error)
@@ -90,7 +100,6 @@ class ResponseRun:
     def _take_output(self) -> None:
         self.record.output = [self._item(block) for block in self.answering.blocks]
         self.record.usage = usage_of(self.answering.count)
-        self.on_end()
 
     @property
     def _cut(self) -> bool:

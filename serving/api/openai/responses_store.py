@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import msgspec
-from pagoda.hal.errors import NotFoundError
+from pagoda.hal.errors import EngineDeadError, NotFoundError
 from pagoda.serving.api.errors import OverloadedError, RateLimitedError
 from pagoda.serving.api.openai.responses_protocol import Item
-from pagoda.serving.api.openai.responses_replies import ResponseRecord
+from pagoda.serving.api.openai.responses_replies import ResponseRecord, failure_of
 
 MAX_BYTES = 256 << 20
 
 
 @dataclass
 class Stored:
-    """One of them. `owner`: whose key made it; `given`: the items that it answered; `task`: what makes it in the background."""
+    """One of them. `owner`: whose key made it; `given`: the items that it answered; `background`: nobody waits for it, it can be
+    cancelled; `running`: it is still being made; `row`: by which API process."""
 
     owner: str
     record: ResponseRecord
     given: tuple[Item, ...]
-    task: asyncio.Task[None] | None = None
+    background: bool = False
+    running: bool = False
+    row: int = 0
     size: int = field(default=0)
 
     @property
     def context(self) -> tuple[Item, ...]:
         """What an answer to this response is an answer to."""
         return (*self.given, *self.record.output)
-
-    @property
-    def running(self) -> bool:
-        return self.task is not None and not self.task.done()
 
     def measured(self) -> int:
         return len(msgspec.json.encode((self.record, self.given)))
@@ -45,10 +43,6 @@ class ResponseStore:
         self._most, self._max_bytes = most, max_bytes
         self._kept: OrderedDict[str, Stored] = OrderedDict()
         self._bytes = 0
-
-    @property
-    def enabled(self) -> bool:
-        return self._most > 0
 
     def get(self, owner: str, response_id: str) -> Stored:
         """Raises `NotFoundError` for one that is not kept, and for another key's."""
@@ -63,23 +57,32 @@ class ResponseStore:
 
     def put(self, stored: Stored) -> None:
         """Keep a response, or what has become of it."""
-        self.forget(stored)
+        self.forget(stored.record.id)
         stored.size = stored.measured()
         self._kept[stored.record.id] = stored
         self._bytes += stored.size
         for oldest in [one for one in self._kept.values() if not one.running]:
             if len(self._kept) <= self._most and self._bytes <= self._max_bytes:
                 return
-            self.forget(oldest)
+            self.forget(oldest.record.id)
 
     def refresh(self, stored: Stored) -> None:
-        """Measure a response again that has changed, unless it was deleted meanwhile."""
+        """What has become of a response, unless it was deleted meanwhile."""
         if stored.record.id in self._kept:
             self.put(stored)
 
-    def forget(self, stored: Stored) -> None:
-        if self._kept.pop(stored.record.id, None) is not None:
-            self._bytes -= stored.size
+    def forget(self, response_id: str) -> None:
+        if (gone := self._kept.pop(response_id, None)) is not None:
+            self._bytes -= gone.size
+
+    def fail_running(self, row: int) -> list[str]:
+        """Those that a process was making which is gone; their ids."""
+        lost = [one for one in self._kept.values() if one.running and one.row == row]
+        for stored in lost:
+            stored.record.status, stored.running = "failed", False
+            stored.record.error = failure_of(EngineDeadError("the server's process that made this response has ended"))
+            self.put(stored)
+        return [stored.record.id for stored in lost]
 
     def check_room(self, owner: str, most_of_key: int | None) -> None:
         """For one more in the background. Raises where too many run already, of all keys or of this one."""

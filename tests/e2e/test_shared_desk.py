@@ -1,0 +1,136 @@
+"""Limits of a key and stored responses over three API processes of one server."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from api_processes import fronts, holder, processes
+from tiny_servers import tiny_server
+
+pytestmark = pytest.mark.heavy
+MOST = 5
+KEY = {"authorization": "Bearer one"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    flags = ("--api-server-count", "3", "--api-key", "one", "two", "--key-max-requests", str(MOST))
+    with tiny_server(tmp_path_factory.mktemp("three"), "generate", *flags) as server:
+        yield server
+
+
+class Held:
+    """A request that is under way as long as its body has not come."""
+
+    def __init__(self, server, key="one"):
+        at = urlsplit(server.where)
+        self.socket = socket.create_connection((at.hostname, at.port), timeout=20)
+        head = ("POST /v1/completions HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", "Content-Type: application/json")
+        self.socket.sendall("\r\n".join((*head, "Content-Length: 1000", "", "")).encode())
+        self.pid = holder(server, self.socket.getsockname()[1])
+
+    def status(self, seconds):
+        """None while it is under way."""
+        ready, _, _ = select.select([self.socket], [], [], seconds)
+        return int(self.socket.recv(64).split()[1]) if ready else None
+
+
+def held(server, count, key="one"):
+    return [Held(server, key) for _ in range(count)]
+
+
+def close(requests):
+    for one in requests:
+        one.socket.close()
+
+
+def test_a_keys_requests_are_counted_over_all_processes(server):
+    for count in (20, 60, 150):
+        requests = held(server, count)
+        if len({one.pid for one in requests}) == 3:
+            break
+        close(requests)
+    assert {one.pid for one in requests} == set(processes(server))
+    answers = [one.status(10 if place >= MOST else 0.5) for place, one in enumerate(requests)]
+    assert answers == [None] * MOST + [429] * (count - MOST)
+    other = held(server, MOST + 1, "two")
+    assert [one.status(0.5) for one in other] == [None] * MOST + [429]
+    close([*requests, *other])
+    until(lambda: ask(server).status_code == 200)
+
+
+def test_a_killed_process_gives_back_what_it_had_counted(server):
+    requests, others = [], []
+    while len(requests) < MOST:
+        one = Held(server)
+        counted = one.pid != server.process.pid and one.status(0.2) is None
+        (requests if counted else others).append(one)
+        close(others)
+    until(lambda: ask(server).status_code == 429)
+    for pid in {one.pid for one in requests}:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: ask(server).status_code == 200)
+    close(requests)
+
+
+def ask(server):
+    return httpx.post(f"{server.where}/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=KEY, timeout=60)
+
+
+def until(condition, seconds=15.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory):
+    """One for each process of a server, the first one's first."""
+    with tiny_server(tmp_path_factory.mktemp("stored"), "generate", "--api-server-count", "3") as server:
+        found, spare = {}, []
+        while len(found) < 3:
+            client = httpx.Client(base_url=server.where, timeout=60)
+            with client.stream("GET", "/version") as answer:
+                port = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
+                answer.read()
+            spare.append(client)
+            found.setdefault(holder(server, port), client)
+            assert len(spare) < 300
+        yield [found[server.process.pid], *(found[front.pid] for front in fronts(server))]
+        for client in spare:
+            client.close()
+
+
+@pytest.mark.parametrize("maker", [0, 1])
+def test_a_response_is_found_through_any_process(clients, maker):
+    made = clients[maker].post("/v1/responses", json={"input": "hello", "max_output_tokens": 4}).json()
+    one = f"/v1/responses/{made['id']}"
+    for client in clients:
+        assert client.get(one).json() == made
+        assert client.get(one + "/input_items").json()["data"][0]["role"] == "user"
+        following = client.post("/v1/responses", json={"input": "on", "previous_response_id": made["id"], "max_output_tokens": 2})
+        assert following.json()["usage"]["input_tokens"] > made["usage"]["input_tokens"]
+    assert clients[maker - 1].delete(one).json()["deleted"]
+    assert [client.get(one).status_code for client in clients] == [404] * 3
+
+
+@pytest.mark.parametrize("maker", [0, 1, 2])
+def test_a_response_in_the_background_is_cancelled_through_any_process(clients, maker):
+    body = {"input": "hello", "background": True, "max_output_tokens": 480}
+    for other in range(3):
+        made = clients[maker].post("/v1/responses", json=body).json()
+        one = f"/v1/responses/{made['id']}"
+        ended = clients[other].post(one + "/cancel").json()
+        assert ended["status"] == "cancelled"
+        assert [client.get(one).json()["status"] for client in clients] == ["cancelled"] * 3
+    finished = clients[maker].post("/v1/responses", json=body | {"max_output_tokens": 3}).json()
+    until(lambda: clients[maker - 1].get(f"/v1/responses/{finished['id']}").json()["status"] in ("completed", "incomplete"))
+    until(lambda: clients[0].get("/stats").json()["running"] == 0)
