@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -87,6 +88,7 @@ class Server:
     async def run(self) -> int:
         """Serve; returns the exit code: 0 after a drain, 1 when the engine died."""
         self._catch_signals()
+        gc.freeze()  # what has been loaded stays; looking through it for garbage would hold up every stream
         if self._grpc is not None:
             await self._grpc.start()
         tasks = [asyncio.ensure_future(self._http.serve([self._addresses.http])), asyncio.ensure_future(self._watch_engine())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 
@@ -27,6 +28,7 @@ def serve(inbox: Inbox, outbox: Outbox) -> int:
         return 1
     Listener(engine.core, sink, MAIN).start(requests)
     threading.Thread(target=_stop_when_asked, args=(inbox, engine.core), name="stop", daemon=True).start()
+    gc.freeze()  # what has been loaded stays; looking through it for garbage would hold up a step
     outbox.send(("ready", engine.core.facts))
     try:
         engine.core.run()

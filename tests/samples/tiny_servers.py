@@ -1,4 +1,4 @@
-"""Servers of tiny random checkpoints, one for each kind of model: `generate`, `embed`, `score`, `hear`."""
+"""Servers of tiny random checkpoints, one for each kind of model: `generate`, `embed`, `score`, `see`, `hear`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from frontend_samples import byte_level
 from lora_folders import make_adapter, modules_of
 from tiny_checkpoints import make
+from tiny_vision import add_processor, make_vision
 from tokenizers import Tokenizer
 from toy_process import SERVE, ServerProcess
 
@@ -24,7 +25,7 @@ COMMON = ["--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--dtype", "f
 
 def tiny_server(folder: Path, kind: str, *flags: str) -> ServerProcess:
     """Make the checkpoint in a folder and serve it, by the names `tiny` and `small`."""
-    made = {"generate": _generate, "embed": _embed, "score": _score, "hear": _hear}[kind](folder)
+    made = {"generate": _generate, "embed": _embed, "score": _score, "see": _see, "hear": _hear}[kind](folder)
     return ServerProcess([*SERVE, str(folder), *COMMON, "--served-model-name", "tiny", "small", *made, *flags], patience=300)
 
 
@@ -56,6 +57,12 @@ def _score(folder: Path) -> list[str]:
     )
     _save(tokenizer, folder)
     return []
+
+
+def _see(folder: Path) -> list[str]:
+    make_vision(folder, "Llava")
+    add_processor(folder)
+    return ["--kv-cache-memory-bytes", "8M", "--max-model-len", "128"]
 
 
 def _hear(folder: Path) -> list[str]:
