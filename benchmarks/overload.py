@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import sys
 import tempfile
@@ -169,6 +170,7 @@ def main() -> int:
     parser.add_argument("--times", type=float, default=10)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: more threads would only take the clients' processors
     flags = ("--max-num-seqs", str(ROWS), "--max-num-queued-reqs", str(QUEUE))
     with tempfile.TemporaryDirectory() as folder, tiny_server(Path(folder), "generate", *flags) as server:
         found = asyncio.run(measure(server.where, options))

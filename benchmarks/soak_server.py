@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -177,6 +178,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: more threads would only take the clients' processors
     with ExitStack() as stack:
         folders = {kind: Path(stack.enter_context(tempfile.TemporaryDirectory())) for kind in KINDS}
         flags = {"generate": ("--grpc-port", "0")}
