@@ -2,11 +2,14 @@
 
 `sanitized`: address and undefined behaviour, every level of this processor. `threads`: data races in the pool. `amx`: the tile
 products with a model of the instructions. `arm`: every level of
-64-bit Arm, cross-compiled, under qemu. `report`: all of them and the plain run, written to docs/vendor/cpu-verified.md.
+64-bit Arm, cross-compiled, under qemu. `report`: all of them and the plain run, written to docs/vendor/cpu-verified.md; what was run of
+these very sources and cases before is not run again, so that a machine with little time can go check by check.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 import shutil
 import subprocess
@@ -21,11 +24,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests/samples"))
 
 from native_cases import FAMILIES, recordings, write  # noqa: E402
-from native_driver import Outcome, Run, compile_driver, run_driver  # noqa: E402
-from pagoda.ops.native.build import Toolchain, compile_library, levels  # noqa: E402
+from native_driver import SOURCE, Outcome, Run, compile_driver, run_driver  # noqa: E402
+from pagoda.ops.native.build import Toolchain, compile_library, levels, library  # noqa: E402
 from pagoda.ops.native.library import here  # noqa: E402
 
 PAGE = ROOT / "docs/vendor/cpu-verified.md"
+KEPT = ROOT / "build/native-checks"
 ASAN = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 TSAN = ("-O1", "-g1", "-fsanitize=thread", "-fno-openmp")  # OpenMP's own library is not instrumented
 ARM = "aarch64-linux-gnu-g++"
@@ -73,6 +77,26 @@ CHECKS = {
     "amx": Check("amx", "on hardware, tile instructions by a model in C++", Toolchain("g++", flags=("-O3", "-DPG_AMX_MODEL")), _tiles),
     "arm": Check("arm", "under qemu", Toolchain(ARM, "aarch64"), _arm_levels),
 }
+
+
+def kept(check: Check) -> Path:
+    """Where the outcomes of a check of the sources and cases as they are now are kept."""
+    texts = [
+        path.read_bytes()
+        for path in (SOURCE, *sorted((ROOT / "tests/samples").glob("native_*.py")), *sorted((ROOT / "ops/cases").glob("*.py")))
+    ]
+    digest = hashlib.sha256(b"".join([library().name.encode(), repr((check.tools, check.families)).encode(), *texts])).hexdigest()
+    return KEPT / f"{check.name}-{digest[:12]}.json"
+
+
+def outcomes_of(check: Check) -> list[Outcome]:
+    """Those of an earlier run of the same, else of one now."""
+    path = kept(check)
+    if not path.exists():
+        outcomes = run(check)
+        KEPT.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(outcomes))
+    return [Outcome(*outcome) for outcome in json.loads(path.read_text())]
 
 
 def run(check: Check) -> list[Outcome]:
@@ -124,17 +148,18 @@ def main() -> int:
     if len(asked) != 1 or asked[0] not in (*CHECKS, "report"):
         sys.exit(__doc__)
     if asked[0] != "report":
-        run(CHECKS[asked[0]])
+        kept(CHECKS[asked[0]]).unlink(missing_ok=True)
+        outcomes_of(CHECKS[asked[0]])
         return 0
     compiler = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     lines = [
         "# What was verified of the CPU kernels, and how",
         "",
         "Made by `python ci/native_checks.py report`; do not edit. A cell: cases of the family, and the largest error among them in units",
-        f"of what the float64 oracle's tolerance allows. Machine: {platform.machine()}, {compiler}.",
+        f"of what the float64 oracle's tolerance allows. Machine: {platform.machine()}, {compiler}. Sources: {library().stem}.",
     ]
     for check in CHECKS.values():
-        lines += table(check, run(check))
+        lines += table(check, outcomes_of(check))
     PAGE.write_text("\n".join(lines) + "\n")
     return 0
 

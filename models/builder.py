@@ -218,7 +218,7 @@ class Builder:
         facts = EmbeddingFacts(self.numerics.dtype, rows, width, self.shard.rank * rows, self.shard.world > 1, tied)
         use = self.format.embedding(EmbeddingUse(path, facts, vocab.part, self._tensors_of(path, False)))
         tensors = self._load(use)
-        self._table_bytes, self._table_rows = use.nbytes / rows, tensors.get("weight")
+        self._table_bytes, self._table_rows = use.nbytes / rows, tensors.get("weight") if tied else None
         kernel, packed = self._packed(use, tensors)
         chosen = self._chosen(use)
         self._table = (chosen.layout if chosen is not None else None, packed)
@@ -229,13 +229,14 @@ class Builder:
         part = LinearPart("head", vocab.part, self._tensors_of(path, False))
         uses = self.format.linear(LinearUse("head", self.numerics.dtype, range(width), (part,)))
         layout, packed = self._table
+        stored, self._table_rows = self._table_rows, None  # a mapped file's pages, once both uses have packed them
         chosen = self._chosen(uses[0])
         if len(uses) == 1 and layout is not None and chosen is not None and chosen.layout == layout:
             kernel: Any = self.kernel(uses[0].op, uses[0].facts)
             return Linear([(kernel, kernel.share(packed) if self.loading else None)])
         if len(uses) > 1 or layout is not None or uses[0].nbytes != self._table_bytes * len(vocab):
             return Linear([self._piece(use) for use in uses])
-        shared = {"weight": self._table_rows[: len(vocab)]} if self._table_rows is not None else {}
+        shared = {"weight": stored[: len(vocab)]} if stored is not None else {}
         return Linear([self._packed(uses[0], shared, shared=True)])
 
     def norm(self, path: str, norm: Norm | None, width: int, role: Role = "replicated") -> NormBlock | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
 import threading
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from pagoda.hal import heap
 from pagoda.hal.errors import CapacityError
 from pagoda.hal.memory import MemoryKind, MemoryPlan, MemoryRequest, MemoryStats
 
@@ -87,9 +87,7 @@ class HostMemory:
         )
 
     def trim(self) -> None:
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
-        if trim is not None:
-            trim(0)
+        heap.trim()
 
     def release(self, kind: MemoryKind) -> None:
         for held, storage in self._of(kind):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pagoda.hal import heap
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.desk import Desk
 from pagoda.serving.api.service import ModelCard, Service
@@ -13,8 +14,8 @@ from pagoda.serving.frontend.text import TextFrontend
 
 
 def load_text(engine_config: EngineConfig, server_config: ServerConfig) -> TextFrontend:
-    """Tokenizer, templates and parsers."""
-    return text_of(
+    """Tokenizer, templates and parsers; what reading them left goes back to the system."""
+    text = text_of(
         engine_config,
         chat_template=server_config.chat_template,
         content_format=server_config.chat_template_content_format,
@@ -22,6 +23,8 @@ def load_text(engine_config: EngineConfig, server_config: ServerConfig) -> TextF
         tool_call_parser=server_config.tool_call_parser,
         reasoning_parser=server_config.reasoning_parser,
     )
+    heap.trim()
+    return text
 
 
 def made_service(

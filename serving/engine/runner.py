@@ -25,6 +25,7 @@ from pagoda.serving.engine.embeddings import EmbeddingStore
 from pagoda.serving.engine.encoding import encoder_batch
 from pagoda.serving.engine.forward import Forward
 from pagoda.serving.engine.layout import HEADER_WORDS
+from pagoda.serving.engine.leftovers import Leftovers
 from pagoda.serving.engine.pages import Pages
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import Admission, PageCopies, RunnerFacts, StepPlan, StepResult
@@ -103,6 +104,7 @@ class Runner:
         self.facts = replace(facts, burst_steps=burst.steps, burst_rows=burst.rows)
         self._copier = ResultCopier(device, 2 * rows * burst.steps, limits.in_flight)
         self._media = self._embedding_store(model, rows)
+        self._leftovers = Leftovers(device)
         device.synchronize()
 
     @torch.inference_mode()
@@ -115,6 +117,7 @@ class Runner:
             bucket = None if as_it_is else self._captured.bucket(plan)
             batch = self._packer.pack(plan, bucket, self._media.extras(plan) if self._media is not None else None)
             sampled, prompts, states = self._execute(plan, batch, padded=bucket is not None)
+            self._leftovers.after(plan.num_tokens)
             asked = self._slots.rows_with(plan.slots[batch.samples.rows], Use.LOGPROBS)
             pending = self._copier.start(self._stream, plan, batch.samples, sampled, asked, prompts, states)
             return replace(pending, unseen=unseen) if unseen else pending

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 from pagoda.hal.comm import Topology
 from pagoda.serving.engine.build import build_runner
+from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.engine_plan import plan_engine
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.runner import Runner
 from tiny import tiny_config
+from tiny_checkpoints import make
 
 TIED = {"tie_word_embeddings": True, "vocab_size": 1000}
 
@@ -54,3 +57,12 @@ def test_a_head_that_lies_otherwise_has_its_own(tmp_path: Path) -> None:
     runner = build_runner(tiny_config(tmp_path, TIED, device="cpu", kernel={"gemm": "reference"}), Topology(0, 1))
     plain = build_runner(tiny_config(tmp_path, TIED, device="cpu"), Topology(0, 1))
     assert _tokens(runner) == _tokens(plain)
+
+
+def test_nothing_of_the_file_stays_mapped(tmp_path: Path, require) -> None:
+    require("Linux", Path("/proc/self/maps").exists())
+    make(tmp_path, "Llama", tie_word_embeddings=True, vocab_size=1000)
+    runner = build_runner(EngineConfig(model=str(tmp_path), device="cpu", num_gpu_blocks_override=200), Topology(0, 1))
+    assert runner.facts.kernels["embedding"] == "native"
+    gc.collect()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
