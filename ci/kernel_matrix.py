@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pagoda.hal.discovery import INSTRUMENTS, find
 from pagoda.hal.kernel import Kernel
-from pagoda.ops.registry import ALL_OPS, reference_kernels
+from pagoda.ops.references import reference_kernels
+from pagoda.ops.registry import ALL_OPS
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs/kernels.md"

@@ -11,7 +11,7 @@ from pagoda.serving.api.openai.protocol import ChatRequest, CompletionRequest
 from pagoda.serving.api.openai.responses_protocol import ResponseRequest
 from pagoda.serving.api.openai.unsupported import REFUSED, WITHOUT_EFFECT
 from pagoda.serving.cli.compat import FLAGS, Foreign
-from pagoda.serving.cli.serve import options
+from pagoda.serving.cli.serve_run import options
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -1,12 +1,10 @@
-"""All primitives by name, and their references as candidates for a kernel table."""
+"""All primitives by name, with their oracles and cases; `references.py` has what a kernel table takes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
-from pagoda.hal.kernel import Kernel
 from pagoda.ops.cases.act_gemm import ACT_GEMM
 from pagoda.ops.cases.activation import ACTIVATION, GATED_ACTIVATION
 from pagoda.ops.cases.attention import PAGED_ATTENTION, WRITE_KV
@@ -24,9 +22,6 @@ from pagoda.ops.cases.sampling import PENALIZE, SAMPLE, TOKEN_BITMASK, TOP_LOGPR
 from pagoda.ops.cases.segment_attention import SEGMENT_ATTENTION
 from pagoda.ops.cases.state import CAUSAL_CONV1D, GATED_DELTA_RULE, SELECTIVE_SCAN, SSD_SCAN
 from pagoda.ops.cases.wkv import WKV
-from pagoda.ops.linear_fp8 import dequantised_bytes as dequantised_fp8_bytes
-from pagoda.ops.linear_gguf import dequantised_bytes
-from pagoda.ops.moe_gguf import decoded_experts_bytes
 from pagoda.ops.op import Op
 
 _OPS = (
@@ -41,23 +36,3 @@ _OPS = (
 
 ALL_OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in _OPS})
 """Every primitive, by the name that kernel tables use."""
-
-
-_INVARIANT = frozenset({"embedding", "embedding_gguf", "rope", "write_kv", "penalize", "apply_token_bitmask", "top_logprobs"})
-"""Whose reference gives a row the same bits in every batch on any device: look-ups, copies, single roundings, reductions of one row."""
-
-
-def reference_kernels() -> tuple[Kernel, ...]:
-    """The portable references: with them alone every device runs everything."""
-    claims = {True: frozenset({"batch_invariant"}), False: frozenset[str]()}
-    return tuple(replace(op.reference_kernel(), claims=claims[op.name in _INVARIANT]) for op in _OPS)
-
-
-def portable_kernels() -> tuple[Kernel, ...]:
-    """Implementations in plain torch that beat a reference on any device, at a price that a plan can name."""
-    return (
-        Kernel("gemm_gguf", "dequantised", "pagoda.ops.linear_gguf:GemmGgufDequantised", rank=0.0, packed_bytes=dequantised_bytes),
-        Kernel("gemm_fp8", "dequantised", "pagoda.ops.linear_fp8:GemmFp8Dequantised", rank=0.0, packed_bytes=dequantised_fp8_bytes),
-        Kernel("segment_attention", "torch", "pagoda.ops.segment_attention:SegmentAttentionTorch", rank=0.0),
-        Kernel("moe_mlp_gguf", "dequantised", "pagoda.ops.moe_gguf:MoeMlpGgufDequantised", rank=0.0, packed_bytes=decoded_experts_bytes),
-    )

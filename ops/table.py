@@ -9,7 +9,7 @@ from pagoda.hal.discovery import plugin_kernels
 from pagoda.hal.info import DeviceInfo
 from pagoda.hal.kernel import Kernel, KernelRun
 from pagoda.hal.table import Choice, KernelPolicy, KernelTable
-from pagoda.ops.registry import portable_kernels, reference_kernels
+from pagoda.ops.references import portable_kernels, reference_kernels
 
 
 def candidates(backend: Backend) -> tuple[Kernel, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from pagoda.backends.cpu.graphs import RecordedGraphs
 from pagoda.backends.torch_host import machine
 from pagoda.backends.torch_host.device import HostDevice
@@ -9,6 +11,8 @@ from pagoda.backends.torch_host.graphs import EagerGraphs
 from pagoda.hal.comm import Communicator, Topology
 from pagoda.hal.info import DeviceInfo
 from pagoda.ops.native.library import available
+
+log = logging.getLogger("pagoda.cpu")
 
 
 class CpuDevice(HostDevice):
@@ -22,5 +26,8 @@ class CpuDevice(HostDevice):
 
 
 def open_device(info: DeviceInfo) -> CpuDevice:
-    """The CPU that `info` describes."""
-    return CpuDevice(info, machine.available_bytes, RecordedGraphs() if available() is None else None)
+    """The CPU that `info` describes; says so where it runs without its kernels."""
+    reason = available()
+    if reason is not None:
+        log.warning("%s: the portable kernels serve, many times slower", reason)
+    return CpuDevice(info, machine.available_bytes, RecordedGraphs() if reason is None else None)

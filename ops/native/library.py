@@ -28,7 +28,7 @@ def _path() -> Path:
 
 def available() -> str | None:
     """None where the library of these sources was built, else the reason why not; loads nothing."""
-    return None if _path().exists() else "the native library is not built (python -m pagoda.ops.native.build)"
+    return None if _path().exists() else "the native library is not built (install g++ or clang++, then: python -m pagoda.ops.native.build)"
 
 
 class GemmArgs(Structure):

@@ -19,7 +19,11 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
+from pagoda.hal import heap
 from pagoda.hal.errors import EngineDeadError, PagodaError
+
+LogSettings = dict[str, Any]
+"""What `logging.basicConfig` takes."""
 
 _BOOT = (
     "import sys; sys.path[:] = {path!r}; from pagoda.serving.engine.child import main; main({descriptor}, {target!r}, {log!r}, {early!r})"
@@ -37,7 +41,7 @@ class Child:
     def __init__(self, target: str, name: str, early: tuple[str, ...] = (), descriptors: tuple[int, ...] = ()) -> None:
         self.name = name
         self.connection, theirs = Pipe()
-        code = _BOOT.format(path=sys.path, descriptor=theirs.fileno(), target=target, log=_log_settings(), early=early)
+        code = _BOOT.format(path=sys.path, descriptor=theirs.fileno(), target=target, log=log_settings(), early=early)
         command = [sys.executable, "-c", code]
         self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(), *descriptors), stdin=subprocess.DEVNULL, start_new_session=True)
         theirs.close()
@@ -70,7 +74,8 @@ class Child:
 
 
 def engine_child() -> Child:
-    """The engine's process, before anybody has a starter for it: its imports take longest, so a server begins with them."""
+    """The engine's process, before anybody has a starter for it, or has set up a log: its imports take longest, so a server begins
+    with them."""
     return Child("pagoda.serving.engine.process:serve", "the engine", ("pagoda.serving.engine.build",))
 
 
@@ -110,7 +115,7 @@ class Outbox:
             self._connection.send(message)
 
 
-def _log_settings() -> dict[str, Any] | None:
+def log_settings() -> LogSettings | None:
     """Level and format of this process's log, None where it has none."""
     root = logging.getLogger()
     formatter = next((handler.formatter for handler in root.handlers if type(handler.formatter) is logging.Formatter), None)
@@ -127,13 +132,19 @@ def portable(error: BaseException, where: str) -> PagodaError:
     return EngineDeadError(f"{where} failed with {error!r}\n{lines}")
 
 
-def main(descriptor: int, target: str, log: dict[str, Any] | None, early: tuple[str, ...] = ()) -> None:
-    """The child's side: log as the parent does, run `target`, exit with the code that it returns."""
+def log_alike(log: LogSettings | None) -> None:
+    """Log as the process with these settings does; nothing where this one logs already."""
     if log is not None:
         logging.basicConfig(**log)
-    for name in early:
-        with contextlib.suppress(ImportError):  # whoever needs it later says what is missing
-            import_module(name)
+
+
+def main(descriptor: int, target: str, log: LogSettings | None, early: tuple[str, ...] = ()) -> None:
+    """The child's side: log as the parent does, run `target`, exit with the code that it returns."""
+    log_alike(log)
+    with heap.only_growing():
+        for name in early:
+            with contextlib.suppress(ImportError):  # whoever needs it later says what is missing
+                import_module(name)
     connection = Connection(descriptor)
     module, _, function = target.partition(":")
     outbox = Outbox(connection)

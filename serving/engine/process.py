@@ -7,7 +7,7 @@ import sys
 import threading
 
 from pagoda.hal.errors import EngineDeadError
-from pagoda.serving.engine.child import Inbox, Outbox, portable
+from pagoda.serving.engine.child import Inbox, Outbox, log_alike, portable
 from pagoda.serving.engine.core import EngineCore
 from pagoda.serving.engine.inprocess_client import Engine
 from pagoda.serving.engine.listener import Listener
@@ -15,11 +15,12 @@ from pagoda.serving.engine.wire_sink import MAIN, WireSink
 
 
 def serve(inbox: Inbox, outbox: Outbox) -> int:
-    """Messages on the pipe: (starter, request address, delta address) in; ("ready", facts), ("failed", error), ("dead", error) out."""
+    """On the pipe: (starter, request address, delta address, log settings) in; ("ready", facts), ("failed", error), ("dead", error) out."""
     told = inbox.get()
     if told is None:  # the parent changed its mind
         return 0
-    starter, requests, answers = told
+    starter, requests, answers, log = told
+    log_alike(log)
     sink = WireSink(answers)
     try:
         engine: Engine = starter(sink)

@@ -17,7 +17,7 @@ from pagoda.hal.kv import CacheGroup, CacheKind, LayerCache, LayerPages
 from pagoda.hal.table import KernelTable
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
 from pagoda.ops.attention import AttentionFacts, PagedAttentionReference, PagedBatch, WriteKvReference
-from pagoda.ops.registry import reference_kernels
+from pagoda.ops.references import reference_kernels
 from pagoda.serving.engine.core import EngineCore, Sink
 from pagoda.serving.engine.executors.inprocess import InProcessExecutor
 from pagoda.serving.engine.executors.multiproc import MultiprocExecutor

@@ -10,7 +10,7 @@ from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.serving.api.openai.protocol import ChatRequest
 from pagoda.serving.api.openai.unsupported import REFUSED, refuse_unsupported
 from pagoda.serving.cli.compat import FLAGS, Foreign
-from pagoda.serving.cli.serve import options
+from pagoda.serving.cli.serve_run import options
 from pagoda.serving.frontend.generation_config import server_defaults
 
 FACTS = Path(__file__).resolve().parents[3] / "shared/design/peer-facts.md"

@@ -15,7 +15,7 @@ from pagoda.models.fusion import RULES
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.rope import Rope
 from pagoda.models.spec import MLA, Attention, DecoderSpec, Mlp, Moe
-from pagoda.ops.registry import reference_kernels
+from pagoda.ops.references import reference_kernels
 from spec_interpreter import interpret
 from spec_samples import JOINED_KERNELS, VOCAB, build_model, draw_weights, opened, specs
 

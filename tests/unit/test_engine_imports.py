@@ -32,3 +32,24 @@ print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "False\n", done.stderr
+
+
+def test_a_start_imports_nothing_that_waits_for_a_request() -> None:
+    code = """
+import sys
+import pagoda.serving.engine.build, pagoda.serving.engine.process, pagoda.serving.frontend.structured.starter, pagoda.backends.cpu.device
+late = ("pagoda.ops.cases", "pagoda.serving.frontend.tokenizer", "tokenizers", "jinja2", "transformers")
+print([name for name in late if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_server_begins_its_engine_before_it_reads_its_options() -> None:
+    code = """
+import sys
+import pagoda.serving.cli.main, pagoda.serving.cli.serve
+print([name for name in ("numpy", "yaml", "msgspec", "argparse", "pagoda.serving.engine.config") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr

@@ -20,7 +20,7 @@ from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_fp8 import GemmFp8Facts
 from pagoda.ops.norm import NormFacts
 from pagoda.ops.norm_gemm import NormGemmFacts
-from pagoda.ops.registry import reference_kernels
+from pagoda.ops.references import reference_kernels
 from pagoda.ops.rope_write import RopeWriteFacts
 from pagoda.quant.fp8 import Fp8Format
 from pagoda.quant.gguf import GgufFormat

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pagoda.ops.check import check_kernel
+from pagoda.ops.references import reference_kernels
 from pagoda.ops.registry import ALL_OPS
 
 
@@ -14,3 +15,8 @@ def test_reference_matches_oracle(name: str, dtype: str) -> None:
     report = check_kernel(op.reference_kernel(), op, dtype=dtype)
     assert report.ran > 5
     assert not report.failures, str(report)
+
+
+def test_a_kernel_table_gets_the_reference_of_each_primitive() -> None:
+    table = {kernel.op: kernel.implementation for kernel in reference_kernels()}
+    assert table == {name: op.reference_kernel().implementation for name, op in ALL_OPS.items()}

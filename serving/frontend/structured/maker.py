@@ -12,8 +12,10 @@ from threading import Lock, RLock
 from typing import Any, NamedTuple
 
 from pagoda.hal.errors import RequestError
+from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.grammar import Grammar
 from pagoda.serving.engine.structured import StructuredOutputsConfig, StructuredOutputsParams
+from pagoda.serving.frontend.load import load_tokenizer, tokenizer_path
 from pagoda.serving.frontend.structured.compile_child import CompileChild
 from pagoda.serving.frontend.structured.guidance_backend import Guidance, choice_lark, with_options
 from pagoda.serving.frontend.structured.reasoning import AfterThinking
@@ -150,6 +152,11 @@ class GrammarMaker:
             if name not in self._made:
                 self._made[name] = make()
             return self._made[name]
+
+
+def maker_of(config: EngineConfig, vocab: int) -> GrammarMaker:
+    """Of an engine's configuration; the tokenizer is read when the first grammar is asked for."""
+    return GrammarMaker(config.structured, lambda: load_tokenizer(tokenizer_path(config)), vocab)
 
 
 def _is_lark(grammar: str) -> bool:
