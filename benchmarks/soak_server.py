@@ -3,9 +3,9 @@
     python benchmarks/soak_server.py --minutes 30 --output docs/perf/results/soak-server.json
 
 Five servers of tiny models take part: one generates (gRPC too), one embeds, one scores, one sees, one hears. First the time to the first
-token of the generating one is taken, idle and with requests arriving at half the rate that it can do. Exits non-zero when an answer was
-wrong or lost, when a request or a page stayed behind, when memory (PSS of all processes) was not flat, when a traceback stands in a log,
-or when at half of its capacity the p99 of the first server's time to the first token was above `--ttft-ratio` times that of an idle one.
+token of the generating one is taken while it is alone, idle and with requests arriving at half the rate that it can do. Exits non-zero
+when an answer was wrong or lost, when a request or a page stayed behind, when memory (PSS of all processes) was not flat, when a traceback
+stands in a log, or when at half of its capacity the p99 of the time to the first token was above `--ttft-ratio` times that of an idle one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ import grpc
 import httpx
 import psutil
 from pagoda.serving.api.grpc.pagoda_pb2_grpc import InferenceStub
-from pagoda.serving.cli.bench.load import LoadOptions
-from pagoda.serving.cli.bench.serve import ServeOptions, measure
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "samples"))
 
-from soak_actions import ACTIONS, VOCAB, Client
+import first_tokens
+from soak_actions import ACTIONS, Client
 from tiny_servers import adapter, tiny_server
 from toy_process import ServerProcess
 
@@ -91,22 +90,6 @@ async def work(client: Client, until: float) -> None:
             client.faults.append(f"{name}: {error!r}"[:600])
 
 
-async def first_tokens(url: str) -> dict[str, float]:
-    """p99 of the time to the first token in ms, idle and at half of the requests a second that it can do, and those."""
-    load = {"input_len": 64, "output_len": 32, "vocab": VOCAB, "range_ratio": 0.5}
-    idle = await measure(ServeOptions(url=url, max_concurrency=1), LoadOptions(num_prompts=200, **load))
-    full = await measure(ServeOptions(url=url, max_concurrency=64), LoadOptions(num_prompts=300, **load))
-    rate = full["requests_per_s"]
-    half = await measure(ServeOptions(url=url, request_rate=rate / 2), LoadOptions(num_prompts=int(max(200, rate * 10)), **load))
-    p99 = {name: round(found["ttft_ms"]["p99"], 2) for name, found in (("idle", idle), ("half", half))}
-    return {
-        "requests_per_s": round(rate, 2),
-        "ttft_p99_ms_idle": p99["idle"],
-        "ttft_p99_ms_half": p99["half"],
-        "ratio": round(p99["half"] / p99["idle"], 2),
-    }
-
-
 async def left_over(http: httpx.AsyncClient) -> dict[str, Any]:
     left: dict[str, Any] = {}
     for _ in range(600):
@@ -118,12 +101,11 @@ async def left_over(http: httpx.AsyncClient) -> dict[str, Any]:
     return left
 
 
-async def soak(servers: dict[str, ServerProcess], adapters: Path, options: argparse.Namespace) -> dict[str, Any]:
+async def soak(servers: dict[str, ServerProcess], adapters: Path, ttft: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """The whole run; its report."""
     seen: Counter[str] = Counter()
     faults: list[str] = []
     memory = Memory(servers)
-    ttft = await first_tokens(servers["generate"].where)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=options.clients)
     http = {kind: httpx.AsyncClient(base_url=server.where, timeout=120, limits=limits) for kind, server in servers.items()}
     channel = grpc.aio.insecure_channel(servers["generate"].grpc)
@@ -143,7 +125,7 @@ def report(
     faults: list[str],
     left: dict[str, Any],
     memory: Memory,
-    ttft: dict[str, float],
+    ttft: dict[str, Any],
     servers: dict[str, ServerProcess],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
@@ -175,6 +157,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--growth", type=float, default=0.02, help="share that memory may grow by after two fifths of the time")
     parser.add_argument("--ttft-ratio", type=float, default=2.0)
+    parser.add_argument("--idle-seconds", type=float, default=15, help="of each part of the first measurement")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -182,8 +165,12 @@ def main() -> int:
     with ExitStack() as stack:
         folders = {kind: Path(stack.enter_context(tempfile.TemporaryDirectory())) for kind in KINDS}
         flags = {"generate": ("--grpc-port", "0")}
-        servers = {kind: stack.enter_context(tiny_server(folder, kind, *flags.get(kind, ()))) for kind, folder in folders.items()}
-        found = asyncio.run(soak(servers, adapter(folders["generate"]), options))
+        servers: dict[str, ServerProcess] = {}
+        for kind, folder in folders.items():
+            servers[kind] = stack.enter_context(tiny_server(folder, kind, *flags.get(kind, ())))
+            if kind == "generate":  # alone on the machine
+                ttft = asyncio.run(first_tokens.measure(servers[kind].where, options.idle_seconds))
+        found = asyncio.run(soak(servers, adapter(folders["generate"]), ttft, options))
     text = json.dumps(found, indent=1) + "\n"
     if options.output is not None:
         options.output.write_text(text)

@@ -1,0 +1,150 @@
+"""The time to the first token of a tiny model's server: idle, and with requests that arrive at half the rate that it can do.
+
+    python benchmarks/first_tokens.py --output FILE
+
+Clients write and read sockets as plainly as they can, since they share the machine with the server: what they took would count as the
+server's. Arrivals are Poisson's. Exits non-zero when the p99 at half capacity is above `--ratio` times the idle one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+from urllib.parse import urlsplit
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "samples"))
+
+from tiny_servers import tiny_server
+
+PROMPT, ANSWER, VOCAB = 64, 32, 490
+AT_ONCE = 64
+
+
+class Stream(asyncio.Protocol):
+    """One streamed request on a connection of its own, and when its first event came."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._tail = b""
+        self.began = time.perf_counter()
+        self.first = 0.0
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._tail = self._tail[-20:] + data
+        if not self.first and b"data: {" in self._tail:
+            self.first = time.perf_counter()
+        if b"data: [DONE]" in self._tail:
+            self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            whole = self.first and b"data: [DONE]" in self._tail
+            self.ended.set_result(None) if whole else self.ended.set_exception(ValueError(f"a stream ended early: {self._tail[:200]!r}"))
+
+
+class Load:
+    """Random prompts of half to one and a half times 64 tokens, answers of as many times 32."""
+
+    def __init__(self, url: str, seed: int = 0) -> None:
+        self._at, self._rng = urlsplit(url), Random(seed)
+
+    async def ask(self) -> float:
+        """Seconds to the first token."""
+        length, answer = (self._rng.randint(mean // 2, mean * 3 // 2) for mean in (PROMPT, ANSWER))
+        prompt = [self._rng.randrange(10, VOCAB) for _ in range(length)]
+        body = json.dumps({"prompt": prompt, "max_tokens": answer, "ignore_eos": True, "temperature": 0, "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        loop = asyncio.get_running_loop()
+        _, stream = await loop.create_connection(lambda: Stream(head.encode() + body), self._at.hostname, self._at.port)
+        async with asyncio.timeout(60):
+            await stream.ended
+        return stream.first - stream.began
+
+    async def alone(self, count: int) -> list[float]:
+        """One request after the other."""
+        return [await self.ask() for _ in range(count)]
+
+    async def full(self, seconds: float) -> float:
+        """Requests a second with many at once, each followed by a next one."""
+        done, end = 0, time.perf_counter() + seconds
+
+        async def client() -> None:
+            nonlocal done
+            while time.perf_counter() < end:
+                await self.ask()
+                done += time.perf_counter() < end
+
+        await asyncio.gather(*(client() for _ in range(AT_ONCE)))
+        return done / seconds
+
+    async def arriving(self, rate: float, seconds: float) -> list[float]:
+        """So many a second, whatever becomes of those before."""
+        tasks, due, started = [], 0.0, time.perf_counter()
+        while due < seconds:
+            await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
+            tasks.append(asyncio.ensure_future(self.ask()))
+            due += self._rng.expovariate(rate)
+        return list(await asyncio.gather(*tasks))
+
+
+def percentile(times: Sequence[float], share: float) -> float:
+    """In ms."""
+    return round(1000 * sorted(times)[min(len(times) - 1, int(share * len(times)))], 2)
+
+
+async def measure(url: str, seconds: float) -> dict[str, Any]:
+    """Idle and at half capacity, each for so long."""
+    load = Load(url)
+    await load.alone(20)
+    await load.full(1.0)
+    idle: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        idle += await load.alone(10)
+    capacity = await load.full(seconds)
+    half = await load.arriving(capacity / 2, seconds)
+    found = {"idle": idle, "half": half}
+    return {
+        "requests_per_s": round(capacity, 2),
+        "requests": {name: len(times) for name, times in found.items()},
+        "ttft_p90_ms": {name: percentile(times, 0.9) for name, times in found.items()},
+        "ttft_p50_ms": {name: percentile(times, 0.5) for name, times in found.items()},
+        "ttft_p99_ms": {name: percentile(times, 0.99) for name, times in found.items()},
+        "ratio": round(percentile(half, 0.99) / percentile(idle, 0.99), 2),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=15, help="of each of the three parts")
+    parser.add_argument("--ratio", type=float, default=2.0)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a tiny model: more threads would only take the clients' processors
+    with tempfile.TemporaryDirectory() as folder, tiny_server(Path(folder), "generate") as server:
+        found = asyncio.run(measure(server.where, options.seconds))
+    command = f"python benchmarks/first_tokens.py --seconds {options.seconds:g}"
+    text = json.dumps({"date": time.strftime("%Y-%m-%d"), "command": command, **found}, indent=1) + "\n"
+    if options.output is not None:
+        options.output.write_text(text)
+    print(text)
+    return 1 if found["ratio"] > options.ratio else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
