@@ -86,11 +86,15 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--all", action="store_true", help="every configuration")
+    parser.add_argument("--kernel", default="", help="this one alone, as paged_attention=triton; without --write")
     parser.add_argument("--write", action="store_true", help="write the table")
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="of --all")
     parser.add_argument("--cache", help="keep what was compiled in this folder")
     parser.add_argument("--table", action="store_true", help="write the page from the JSON beside it, and compile nothing")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.kernel and options.write:
+        parser.error("--write is of all kernels: leave --kernel out")
+    return options
 
 
 def described(target: str) -> tuple[DeviceInfo, tuple[Kernel, ...]]:
@@ -106,6 +110,8 @@ def compile_for(target: str, options: argparse.Namespace) -> dict[str, Outcome]:
     row: dict[str, Outcome] = {}
     for kernel in kernels:
         outcome = Outcome((kernel.op, kernel.name) in offered)
+        if options.kernel not in ("", f"{kernel.op}={kernel.name}"):
+            continue
         if Feature.FP8 not in info.features and Feature.FP8 in kernel.needs.features:
             continue
         began = time.perf_counter()

@@ -22,7 +22,9 @@ class CpuBackend:
     def probe(self) -> Probe:
         info = self.describe()
         size = info.memory_bytes / 2**30
-        return Probe(True, f"{info.model} ({info.arch}), {info.limits.max_threads} cores, {size:.1f} GiB", score=10)
+        trouble = available()
+        slow = f"; {trouble}: references run instead, many times slower" if trouble else ""
+        return Probe(True, f"{info.model} ({info.arch}), {info.limits.max_threads} cores, {size:.1f} GiB{slow}", score=10)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         return (self.describe(),)

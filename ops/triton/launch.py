@@ -1,7 +1,8 @@
-"""How kernels of a step follow each other: where the device can, a kernel starts while the one before it ends, and waits inside."""
+"""What a launch asks of the driver: room for a program, and whether a kernel may start while the one before it ends, and wait inside."""
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,15 @@ def overlaps(device: torch.device) -> bool:
     return target.backend == "cuda" and target.arch >= 90
 
 
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of it that a program may have, as the driver says; without bound on the host, where Triton's interpreter has none."""
+    if device.type == "cpu":
+        return sys.maxsize
+    active = driver.active
+    return int(active.utils.get_device_properties(active.get_current_device())["max_shared_mem"])
+
+
 def early(device: torch.device) -> dict[str, Any]:
     """Arguments of a launch whose kernel has an `EARLY` parameter, and begins with `if EARLY:` letting the next one start and waiting."""
     return {"EARLY": True, "launch_pdl": True} if overlaps(device) else {"EARLY": False}
@@ -26,3 +36,4 @@ def early(device: torch.device) -> dict[str, Any]:
 def forget() -> None:
     """The driver is another one now."""
     overlaps.cache_clear()
+    shared_memory.cache_clear()

@@ -8,7 +8,7 @@ import torch
 import triton
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts, PagedBatch
-from pagoda.ops.triton.launch import early
+from pagoda.ops.triton.launch import early, shared_memory
 from pagoda.ops.triton.paged_kernels import attend, attend_shared, merge
 from pagoda.ops.triton.tiles import SHARED, Tile, tile_of
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -91,7 +91,8 @@ class PagedAttention(PlainKernel):
         """One launch, with the tile and splits that the table has unless they are given."""
         facts, single = self.facts, single or batch.max_query <= 1
         rows = self.group * (1 if single else min(max(batch.max_query, 1), 128))
-        chosen = tile or tile_of(rows, max(self.block_d, self.block_dv), 4 if facts.dtype == "float32" else 2, facts.page_size)
+        dim, nbytes = max(self.block_d, self.block_dv), 4 if facts.dtype == "float32" else 2
+        chosen = tile or tile_of(rows, dim, nbytes, facts.page_size, shared_memory(batch.seq_lens.device))
         chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(self.group)))
         shared = self._shared(batch) if single else 0
         return Part(batch, tokens, chosen, splits or (self._splits(batch) if single else 1), shared, single, fewest)

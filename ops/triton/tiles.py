@@ -25,11 +25,13 @@ class Tile(NamedTuple):
     descriptor: bool
 
 
-def tile_of(rows: int, dim: int, nbytes: int, page: int) -> Tile:
-    """The tile for blocks of up to `rows` rows, heads of `dim` numbers, `nbytes` each, pages of `page` tokens."""
+def tile_of(rows: int, dim: int, nbytes: int, page: int, shared: int) -> Tile:
+    """The tile for blocks of up to `rows` rows, heads of `dim` numbers, `nbytes` each, pages of `page` tokens, where a program may have
+    `shared` bytes of shared memory."""
     wide = dim > 128 or nbytes > 2
     if rows <= 16:
-        return Tile(16, 32, 4, 3, False) if wide else Tile(16, 64, 2, 4, page % 64 == 0)
+        # A stage holds a tile, and the program a little more than its stages: four of heads of 128 are too much for 64 KiB.
+        return Tile(16, 32, 4, 3, False) if wide else Tile(16, 64, 2, 4 if 4 * 64 * dim * nbytes < shared else 3, page % 64 == 0)
     if rows <= 64 or wide:
         return Tile(64 if dim <= 128 else 32, 32 if wide else 64, 4, 2, False)
     return Tile(PROMPT_ROWS, 64, 4, 3, page % 64 == 0) if page % 64 == 0 else Tile(PROMPT_ROWS, 64, 8, 3, False)

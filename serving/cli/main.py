@@ -43,6 +43,7 @@ SECTIONS: dict[str, dict[str, Command]] = {
         "plan": Command("plan", "Where memory will go and which kernels will run, before anything loads."),
         "devices": Command("devices", "What there is to run on, and what each device can do.", "devices"),
         "conformance": Command("conformance", "Hold a device to the contract, level by level, and write the report.", "conformance"),
+        "export": Command("export", "Write a model's step as an ONNX graph for other runtimes.", "export"),
         "diff": Command("diff", "Run a model on two devices and name the layer and primitive where they part.", "diff"),
         "parity": Command("parity", "Compare this build with recorded answers of tiny checkpoints.", "parity"),
         "collect-env": Command("collect_env", "Versions, machine and devices, for a bug report."),
