@@ -54,6 +54,10 @@ class TorchApi:
     def within(self, stream: Any | None) -> AbstractContextManager[Any]:
         return nullcontext() if stream is None else self.module.stream(stream)
 
+    def current_stream(self, device: torch.device) -> Any:
+        takes_device = bool(signature(self.module.current_stream).parameters)
+        return self.module.current_stream(device) if takes_device else self.module.current_stream()
+
     def event(self) -> Any:
         return self.module.Event(enable_timing=True)
 
@@ -68,9 +72,12 @@ class TorchApi:
         raise DeviceError(f"torch.{self.kind} tells no memory sizes (no mem_get_info); this torch is too old for it")
 
     def held_unused(self, device: torch.device) -> int:
-        """Bytes that torch's allocator holds and nobody uses."""
+        """Bytes that torch's allocator holds and nobody uses, and that the driver does not count as free."""
         if self.has("memory_reserved", "memory_allocated"):
-            return int(self.module.memory_reserved(device)) - int(self.module.memory_allocated(device))
+            used = int(self.module.memory_allocated(device))
+            free, total = self.free_and_total(device)
+            # torch.hpu calls all of the device reserved, and free what no tensor uses.
+            return max(0, min(int(self.module.memory_reserved(device)), total - free) - used)
         if self.has("driver_allocated_memory", "current_allocated_memory"):
             return int(self.module.driver_allocated_memory()) - int(self.module.current_allocated_memory())
         return 0
@@ -83,10 +90,14 @@ class TorchApi:
             self.module.empty_cache()
 
     def can_capture(self) -> bool:
-        return self.graph_class is not None and self.has("graph", "graph_pool_handle")
+        return self.graph_class is not None and self.has("graph")
+
+    def pools(self) -> bool:
+        """Whether captures may share memory."""
+        return self.has("graph_pool_handle")
 
     def capture(self, graph: Any, pool: Any) -> AbstractContextManager[Any]:
         """Record into `graph`. Other threads may go on using the device where the module can tell them apart."""
         begin: Callable[..., AbstractContextManager[Any]] = self.module.graph
         told = {"capture_error_mode": "thread_local"} if "capture_error_mode" in signature(begin).parameters else {}
-        return begin(graph, pool=pool, **told)
+        return begin(graph, **({"pool": pool} if pool is not None else {}), **told)

@@ -61,8 +61,8 @@ class AcceleratorGraphs:
         return AcceleratorReplay(graph, outputs, max(0, self._api.reserved(self._device) - before))
 
     def _shared_pool(self) -> Any:
-        """The pool of all buckets. A graph of its own holds it: torch cannot capture into a pool whose graphs have all gone."""
-        if self._keeper is None:
+        """The pool of all buckets, if any. A graph of its own holds it: torch cannot capture into a pool whose graphs have all gone."""
+        if self._keeper is None and self._api.pools():
             self._keeper, self._pool = self._api.graph_class(), self._api.module.graph_pool_handle()
             with self._api.capture(self._keeper, self._pool):
                 torch.zeros(1, device=self._device)
@@ -70,7 +70,7 @@ class AcceleratorGraphs:
 
     def _warm_up(self, fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> None:
         """Compiles and allocates outside the capture."""
-        side, current = self._api.module.Stream(self._device), self._api.module.current_stream(self._device)
+        side, current = self._api.module.Stream(self._device), self._api.current_stream(self._device)
         side.wait_stream(current)
         with self._api.within(side):
             fn(*inputs)

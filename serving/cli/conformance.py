@@ -16,14 +16,16 @@ def conformance(
         list[int] | None,
         typer.Option(help="0 device, 1 kernels, 2 graphs, 3 collectives, 4 models, 5 engine; repeatable; all when not given."),
     ] = None,
-    check: Annotated[str, typer.Option(help="Run only checks with this in their name, such as gemm=native.")] = "",
+    check: Annotated[
+        list[str] | None, typer.Option(help="Run only checks with this in their name, such as gemm=native; repeatable.")
+    ] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML to this file.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown to this file.")] = None,
 ) -> None:
     """Run the conformance suite on a device; exits 0 when every level that ran passed."""
     levels = tuple(sorted(set(level))) if level else tuple(range(len(LEVELS)))
-    report = run_levels(device, levels, say=_say, only=check)
+    report = run_levels(device, levels, say=_say, only=check or ())
     for path, text in ((junit, report.to_junit), (json, report.to_json), (markdown, report.to_markdown)):
         if path is not None:
             path.write_text(text(), encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from pagoda.hal.device import Device
@@ -43,16 +43,18 @@ def all_checks(target: Target, levels: Iterable[int]) -> list[Check]:
 
 
 def run_levels(
-    name: str, levels: tuple[int, ...] = tuple(range(len(LEVELS))), say: Callable[[Result], None] | None = None, only: str = ""
+    name: str, levels: tuple[int, ...] = tuple(range(len(LEVELS))), say: Callable[[Result], None] | None = None, only: Sequence[str] = ()
 ) -> Report:
-    """Run `levels` on device `name`, or those checks of them with `only` in their name; `say` is told each result as it comes."""
+    """Run `levels` on device `name`, or those checks of them with one of `only` in their name; `say` is told each result as it comes."""
     unknown = [level for level in levels if not 0 <= level < len(CHECKS)]
     if unknown:
         raise ConfigError(f"there is no conformance level {unknown[0]}; levels are 0 to {len(CHECKS) - 1}: {', '.join(LEVELS)}")
     target = open_target(name)
-    chosen = [check for check in all_checks(target, levels) if only in check.name]
-    if not chosen:
-        raise ConfigError(f"no check of these levels has {only!r} in its name; run without --check to see their names")
+    found = all_checks(target, levels)
+    missing = [part for part in only if not any(part in check.name for check in found)]
+    if missing:
+        raise ConfigError(f"no check of these levels has {missing[0]!r} in its name; run without --check to see their names")
+    chosen = [check for check in found if not only or any(part in check.name for part in only)]
     if only:
         levels = tuple(sorted({check.level for check in chosen}))
     report = Report(target.backend.name, _facts(target.device), _kernels(target), levels)

@@ -158,9 +158,9 @@ def test_a_replay_faults_on_memory_that_was_freed_since_its_capture(environment:
     shown(environment, FREED)
 
 
-def conforms(environment: dict[str, str], mode: str, levels: tuple[str, ...], report: Path) -> None:
+def conforms(environment: dict[str, str], mode: str, levels: tuple[str, ...], report: Path, *checks: str) -> None:
     command = [sys.executable, "-c", "import sys; from pagoda.serving.cli.main import main; sys.exit(main())", "conformance"]
-    chosen = [word for level in levels for word in ("--level", level)]
+    chosen = [word for level in levels for word in ("--level", level)] + [word for check in checks for word in ("--check", check)]
     told = [*command, "--device", mode, *chosen, "--json", str(report)]
     result = subprocess.run(told, env=environment, capture_output=True, text=True, check=False, timeout=500)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
@@ -171,6 +171,23 @@ def conforms(environment: dict[str, str], mode: str, levels: tuple[str, ...], re
 @pytest.mark.parametrize("mode", MODES)
 def test_device_and_steps_conform(environment: dict[str, str], tmp_path: Path, mode: str) -> None:
     conforms(environment, mode, ("0", "2"), tmp_path / "report.json")
+
+
+FEW = {
+    "1": ("add_rms_norm=", "gemm=reference", "write_kv=", "rope=", "sample="),
+    "3": ("a world of 2",),
+    "4": (
+        "grouped queries, rotation, gated feed-forward: as on the reference device [float32]",
+        "sinks, biased experts with a clamped gate: pages",
+    ),
+    "5": ("a prefix hit changes nothing", "an abandoned request"),
+}
+"""Level → checks that take a second or two each."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_some_of_kernels_ranks_models_and_engine_conform(environment: dict[str, str], tmp_path: Path, mode: str) -> None:
+    conforms(environment, mode, tuple(FEW), tmp_path / "report.json", *(check for checks in FEW.values() for check in checks))
 
 
 @pytest.mark.heavy

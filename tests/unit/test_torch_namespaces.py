@@ -1,7 +1,8 @@
 """The base for torch-style accelerators against torch's real namespaces: a double answers, only to calls that the real one would take.
 
 `torch.cuda`, `torch.xpu` and `torch.mps` are in every build of torch; `torch.npu` is what its wheel declares, written down by
-`tests/samples/record_namespace.py`. `torch.hpu` comes in no wheel that a registry has, so nothing is shown of it.
+`tests/samples/record_namespace.py`; `torch.hpu`, which comes in no wheel that a registry has, is what its published sources and its
+documentation declare.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 GIB = 1 << 30
 ANSWERS: dict[str, Any] = {
     "device_count": 2,
-    "mem_get_info": (6 * GIB, 8 * GIB),
+    "mem_get_info": (4 * GIB, 8 * GIB),
     "memory_reserved": 3 * GIB,
     "memory_allocated": 2 * GIB,
     "recommended_max_memory": 8 * GIB,
     "driver_allocated_memory": 3 * GIB,
     "current_allocated_memory": 2 * GIB,
 }
-CLASSES = ("Stream", "Event", "CUDAGraph", "XPUGraph", "NPUGraph")
+CLASSES = ("Stream", "Event", "CUDAGraph", "XPUGraph", "NPUGraph", "HPUGraph")
 
 
 class Double:
@@ -127,7 +128,8 @@ def test_graphs_use_what_the_namespace_has(kind: str, calls: list[str], monkeypa
     assert {f"{kind}.graph", f"{kind}.graph_pool_handle", f"{kind}.Stream", f"{kind}.current_stream"} <= set(calls)
 
 
-NPU = json.loads((Path(__file__).resolve().parents[1] / "samples/torch_npu_namespace.json").read_text())["members"]
+SAMPLES = Path(__file__).resolve().parents[1] / "samples"
+DECLARED = {kind: json.loads((SAMPLES / f"torch_{kind}_namespace.json").read_text())["members"] for kind in ("npu", "hpu")}
 
 
 def declared(name: str, entry: Any) -> Any:
@@ -141,43 +143,45 @@ def declared(name: str, entry: Any) -> Any:
     return space[name]
 
 
-@pytest.fixture
-def npu(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> TorchApi:
-    real = SimpleNamespace(**{name: declared(name, entry) for name, entry in NPU.items() if entry is not None})
+def plugged(kind: str, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> TorchApi:
+    """The module of a vendor's package, as declared."""
+    real = SimpleNamespace(**{name: declared(name, entry) for name, entry in DECLARED[kind].items() if entry is not None})
     get = torch.get_device_module
-    monkeypatch.setattr(torch, "get_device_module", lambda kind=None: real if kind == "npu" else get(kind))
-    api = TorchApi("npu")
-    monkeypatch.setattr(api, "module", Double(real, calls, "npu"))
+    monkeypatch.setattr(torch, "get_device_module", lambda asked=None: real if asked == kind else get(asked))
+    api = TorchApi(kind)
+    monkeypatch.setattr(api, "module", Double(real, calls, kind))
     monkeypatch.setattr(api, "graph_class", getattr(api.module, api.graph_class.__name__))
     return api
 
 
-def test_the_npu_namespace_as_its_wheel_declares_it(npu: TorchApi, calls: list[str]) -> None:
-    here = torch.device("cpu")
-    assert npu.count() == 2 and npu.free_and_total(here) == (6 * GIB, 8 * GIB) and npu.held_unused(here) == GIB
-    memory = AcceleratorMemory(npu, here, pinned=False)
+@pytest.mark.parametrize("kind", ["npu", "hpu"])
+def test_a_namespace_as_its_vendor_declares_it(kind: str, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    api, here = plugged(kind, calls, monkeypatch), torch.device("cpu")
+    assert api.count() == 2 and api.free_and_total(here) == (4 * GIB, 8 * GIB) and api.held_unused(here) == GIB
+    memory = AcceleratorMemory(api, here, pinned=False)
     assert 0 < memory.stats().free <= 7 * GIB
     memory.trim()
-    stream = AcceleratorStream(npu, here)
+    stream = AcceleratorStream(api, here)
     with stream:
         event = stream.record()
     event.wait()
     stream.wait(event)
-    npu.use(here)
-    npu.synchronize(here)
-    replay = AcceleratorGraphs(npu, here).capture("step", lambda x: x + 1, (torch.ones(4),))
+    api.use(here)
+    api.synchronize(here)
+    assert api.can_capture() and api.pools() == (kind == "npu")
+    replay = AcceleratorGraphs(api, here).capture("step", lambda x: x + 1, (torch.ones(4),))
     assert replay().tolist() == [2.0] * 4
-    used = {
-        "npu.set_device",
-        "npu.synchronize",
-        "npu.empty_cache",
-        "npu.Stream",
-        "npu.Event",
-        "npu.graph",
-        "npu.NPUGraph",
-        "npu.NPUGraph.replay",
-    }
+    graph = f"{kind.upper()}Graph"
+    used = {f"{kind}.{name}" for name in ("set_device", "synchronize", "Stream", "Event", "graph", graph, f"{graph}.replay")}
     assert used <= set(calls), used - set(calls)
+    assert (f"{kind}.empty_cache" in calls) == (kind == "npu")
+
+
+def test_what_is_free_is_not_counted_twice(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    api, here = plugged("hpu", calls, monkeypatch), torch.device("cpu")
+    monkeypatch.setitem(ANSWERS, "memory_reserved", 8 * GIB)  # all of the device, as torch.hpu has it
+    monkeypatch.setitem(ANSWERS, "mem_get_info", (6 * GIB, 8 * GIB))
+    assert api.held_unused(here) == 0 and AcceleratorMemory(api, here, pinned=False).stats().free == 6 * GIB
 
 
 def test_the_double_refuses_what_the_real_one_lacks(calls: list[str]) -> None:
@@ -186,7 +190,7 @@ def test_the_double_refuses_what_the_real_one_lacks(calls: list[str]) -> None:
     with pytest.raises(TypeError):
         Double(torch.xpu, calls, "xpu").graph("graph", capture_error_mode="global").__enter__()
     with pytest.raises(TypeError):
-        Double(SimpleNamespace(synchronize=declared("synchronize", NPU["synchronize"])), calls, "npu").synchronize(1, 2)
+        Double(SimpleNamespace(synchronize=declared("synchronize", DECLARED["npu"]["synchronize"])), calls, "npu").synchronize(1, 2)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
