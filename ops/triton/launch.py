@@ -28,6 +28,12 @@ def shared_memory(device: torch.device) -> int:
     return int(active.utils.get_device_properties(active.get_current_device())["max_shared_mem"])
 
 
+@cache
+def most_stages(device: torch.device) -> int:
+    """Stages that a loop may have whose loads need a number that another load of it brings: AMD's compiler loses that one with more."""
+    return 2 if device.type != "cpu" and driver.active.get_current_target().backend == "hip" else 8
+
+
 def early(device: torch.device) -> dict[str, Any]:
     """Arguments of a launch whose kernel has an `EARLY` parameter, and begins with `if EARLY:` letting the next one start and waiting."""
     return {"EARLY": True, "launch_pdl": True} if overlaps(device) else {"EARLY": False}
@@ -37,3 +43,4 @@ def forget() -> None:
     """The driver is another one now."""
     overlaps.cache_clear()
     shared_memory.cache_clear()
+    most_stages.cache_clear()

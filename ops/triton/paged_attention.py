@@ -8,7 +8,7 @@ import torch
 import triton
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts, PagedBatch
-from pagoda.ops.triton.launch import early, shared_memory
+from pagoda.ops.triton.launch import early, most_stages, shared_memory
 from pagoda.ops.triton.paged_kernels import attend, attend_shared, merge
 from pagoda.ops.triton.tiles import SHARED, Tile, tile_of
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -93,7 +93,8 @@ class PagedAttention(PlainKernel):
         rows = self.group * (1 if single else min(max(batch.max_query, 1), 128))
         dim, nbytes = max(self.block_d, self.block_dv), 4 if facts.dtype == "float32" else 2
         chosen = tile or tile_of(rows, dim, nbytes, facts.page_size, shared_memory(batch.seq_lens.device))
-        chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(self.group)))
+        stages = min(chosen.stages, most_stages(batch.seq_lens.device))
+        chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(self.group)), stages=stages)
         shared = self._shared(batch) if single else 0
         return Part(batch, tokens, chosen, splits or (self._splits(batch) if single else 1), shared, single, fewest)
 
@@ -180,6 +181,7 @@ class PagedAttention(PlainKernel):
                        partial: torch.Tensor, lse: torch.Tensor) -> None:  # fmt: skip
         facts, batch, requests = self.facts, part.batch, part.batch.seq_lens.shape[0]
         tile = SHARED if facts.dtype != "float32" else SHARED._replace(rows=64, keys=32, descriptor=False)
+        tile = tile._replace(stages=min(tile.stages, most_stages(q.device)))
         described, keys, values = self._pages(k_pages, v_pages, tile)
         attend_shared[(-(-requests * self.group // tile.rows), facts.num_kv_heads, part.shared)](
             q, keys, values, partial, lse, batch.query_start, batch.block_table, batch.shared, facts.scale, facts.softcap or 0.0, requests,
