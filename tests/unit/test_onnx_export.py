@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 import transformers
 from pagoda.hal.discovery import find
-from pagoda.hal.errors import ModelError
+from pagoda.hal.errors import ConfigError, ModelError
 from pagoda.models import onnx_export
 from pagoda.models.load import Checkpoint, open_checkpoint
 from pagoda.models.onnx_export import export, open_for_export
@@ -139,3 +140,9 @@ def test_a_model_that_transformers_runs_is_refused_by_name() -> None:
     config = transformers.XLMConfig().to_dict() | {"architectures": ["XLMWithLMHeadModel"]}
     with pytest.raises(ModelError, match="XLM"):
         open_for_export(Checkpoint(config, {}, None, "config"), find("reference").open(0))
+
+
+def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ConfigError, match=r"pip install 'pagoda-llm\[export\]'"):
+        export(None, None, Path("model.onnx"))  # type: ignore[arg-type]
