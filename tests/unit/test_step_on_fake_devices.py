@@ -17,7 +17,7 @@ from pagoda.hal.memory import MemoryKind
 from pagoda.hal.table import KernelTable
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import describe, load_model
-from pagoda.ops.registry import portable_kernels, reference_kernels
+from pagoda.ops.references import portable_kernels, reference_kernels
 from pagoda.ops.sampling import SamplingFacts, SamplingRows
 from pagoda.serving.conformance.tiny_models import TINY
 from torch._subclasses.fake_tensor import FakeTensorMode
