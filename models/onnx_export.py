@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -148,10 +149,8 @@ def _chosen(pooler: Pooler, hidden: torch.Tensor, mask: torch.Tensor) -> torch.T
 
 def export(model: Decoder, description: Description, path: Path) -> Exported:
     """Write the graph to `path`. Batch, tokens of the step and of the past are free. Raises `ConfigError` where a package is missing."""
-    try:
-        import onnxscript  # noqa: F401 - optional: torch's exporter stands on it
-    except ImportError as error:
-        raise ConfigError("the ONNX exporter needs packages that are not installed: pip install 'pagoda-llm[export]'") from error
+    if find_spec("onnxscript") is None:  # torch's exporter stands on it
+        raise ConfigError("the ONNX exporter needs packages that are not installed: pip install 'pagoda-llm[export]'")
     pooler = model.facts.pooler
     step = DecoderStep(model).eval() if pooler is None else EncoderStep(model, pooler).eval()
     inputs, names, axes = _decoder_inputs(step) if isinstance(step, DecoderStep) else _encoder_inputs(model)
