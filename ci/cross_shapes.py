@@ -21,7 +21,7 @@ from pagoda.ops.rope_write import RopeWriteFacts
 from pagoda.ops.sampling import SamplingFacts, SamplingRows
 from pagoda.ops.triton import gemm_routes
 
-HEADS = (64, 80, 96, 128, 192, 256)
+HEADS = (128, 64, 80, 96, 192, 256)
 EXPERTS = (
     MoeMlpFacts("", 128, 2048, 768, 8),
     MoeMlpFacts("", 8, 4096, 14336, 2),
@@ -44,7 +44,7 @@ def _empty(dtype: str, *shape: int) -> torch.Tensor:
 
 def _attention(dtype: str) -> Iterator[Case]:
     base = AttentionFacts(dtype, dtype, 32, 8, 128, 128, 64, 0.1)
-    plain = [replace(base, head_dim=dim, v_dim=dim, page_size=page) for dim, page in product(HEADS, (16, 64))]
+    plain = [replace(base, head_dim=dim, v_dim=dim, page_size=page) for dim, page in product(HEADS, (64, 16))]
     grouped = [replace(base, num_heads=8 * group) for group in (1, 2, 6, 8, 16)]
     more = [{"window": 4096}, {"softcap": 30.0}, {"sinks": True, "window": 128}, {"chunk": 8192}, {"alibi": True}, {"causal": False}]
     special = [replace(base, **one, head_dim=dim, v_dim=dim) for one in more for dim in (64, 256)]
