@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def main() -> int:
     bad = [f"{where}: {why} ({case})" for where, one in ones for why, case in one.problems.items() if one.offered]
     print("\n".join(bad) or f"what {len(results)} targets are offered compiles and is as it should be ({len(ones)} kernels)")
     if options.write:
-        _write(results, options.dtypes.split(",") if options.all else DTYPES[:1], options.all)
+        _write(results, options)
     return 1 if bad else 0
 
 
@@ -86,15 +86,12 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--all", action="store_true", help="every configuration")
-    parser.add_argument("--kernel", default="", help="this one alone, as paged_attention=triton; without --write")
+    parser.add_argument("--kernel", default="", help="this one alone, as paged_attention=triton; the table keeps the others")
     parser.add_argument("--write", action="store_true", help="write the table")
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="of --all")
     parser.add_argument("--cache", help="keep what was compiled in this folder")
     parser.add_argument("--table", action="store_true", help="write the page from the JSON beside it, and compile nothing")
-    options = parser.parse_args()
-    if options.kernel and options.write:
-        parser.error("--write is of all kernels: leave --kernel out")
-    return options
+    return parser.parse_args()
 
 
 def described(target: str) -> tuple[DeviceInfo, tuple[Kernel, ...]]:
@@ -200,13 +197,14 @@ def _spilled(one: Compiled, text: str) -> int:
     return sum(int(size) for size in re.findall(r"STACK:(\d+)", told.stdout + told.stderr))
 
 
-def _write(results: dict[str, dict[str, Outcome]], dtypes: Sequence[str], everything: bool) -> None:
-    """Targets that were not asked for keep what is known of them."""
+def _write(results: dict[str, dict[str, Outcome]], options: argparse.Namespace) -> None:
+    """Targets and kernels that were not asked for keep what is known of them."""
     known = json.loads(DATA.read_text())["targets"] if DATA.exists() else {}
-    rows = {
-        target: {"dtypes": [*dtypes], "all": everything, "kernels": {name: vars(one) for name, one in row.items()}}
-        for target, row in results.items()
-    }
+    tried: dict[str, Any] = {"dtypes": options.dtypes.split(",") if options.all else [*DTYPES[:1]], "all": options.all}
+    rows = {}
+    for target, row in results.items():
+        before = known.get(target, {"kernels": {}}) if options.kernel else {"kernels": {}}
+        rows[target] = {**tried, **before, "kernels": {**before["kernels"], **{name: vars(one) for name, one in row.items()}}}
     data = {"triton": triton.__version__, "targets": {name: (known | rows)[name] for name in TARGETS if name in known | rows}}
     DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(data), encoding="utf-8")
