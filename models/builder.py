@@ -106,6 +106,7 @@ class Builder:
         self.lora = lora
         self.adaptable: dict[str, Part] = {}
         self.adapters = AdapterSlots()
+        self.shared: dict[str, Any] = {}
         self.parameters: dict[str, Parameter] = {}
         self.uses: list[tuple[str, Facts]] = []
         self.nbytes = 0

@@ -18,6 +18,7 @@ from pagoda.models.blocks.norm import NormBlock
 from pagoda.models.blocks.paged import PagedMixer, Step
 from pagoda.models.blocks.pooler import PoolerBlock
 from pagoda.models.blocks.positions import position_table
+from pagoda.models.blocks.shared import SharedBlock
 from pagoda.models.blocks.stack import MixerStack
 from pagoda.models.blocks.state import StateMixer
 from pagoda.models.builder import Builder
@@ -27,7 +28,7 @@ from pagoda.models.media import Encoder
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
 from pagoda.models.parallel.shard import Span
 from pagoda.models.rope import Rope, RopeTable
-from pagoda.models.spec import MLA, Attention, Bidirectional, Both, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Normed, Residual
+from pagoda.models.spec import MLA, Attention, Bidirectional, Both, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Normed, Residual, Shared
 from pagoda.ops.attention import PagedBatch
 
 
@@ -247,6 +248,7 @@ class Decoder:
         self._pooler = PoolerBlock(build, spec.pooler, spec.width) if spec.pooler is not None else None
         self._ropes = self._rope_tables(build) if build.loading else ()
         self._stack = MixerStack(self._mixers)
+        self._keeps_embedded = any(isinstance(layer.mixer, Shared) for layer in spec.layers)
 
     @property
     def caches(self) -> tuple[LayerCache | None, ...]:
@@ -269,6 +271,8 @@ class Decoder:
         routed: list[torch.Tensor] | None = [] if inputs.routed else None
         step = Step(inputs.groups, inputs.plans, self._rotations(inputs), inputs.positions, inputs.adapters, inputs.segments, routed)
         stream = Stream(self._embed(inputs))
+        if self._keeps_embedded:
+            step.embedded = stream.tap()
         taps: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self._layers):
             layer(stream, step)
@@ -320,13 +324,13 @@ def ropes_of(spec: DecoderSpec) -> tuple[Rope, ...]:
 
 def ropes_in(layers: Sequence[Layer]) -> tuple[Rope, ...]:
     """The same of some layers."""
-    parts = (layer.mixer.attention if isinstance(layer.mixer, Bidirectional | Both) else layer.mixer for layer in layers)
+    parts = (layer.mixer.attention if isinstance(layer.mixer, Bidirectional | Both | Shared) else layer.mixer for layer in layers)
     positions = (mixer.position for mixer in parts if isinstance(mixer, Attention | MLA))
     return tuple(dict.fromkeys(position for position in positions if isinstance(position, Rope)))
 
 
 def _parts(mixer: MixerBlock | None) -> Sequence[PagedMixer | StateMixer | None]:
-    return (mixer.attention, mixer.recurrent) if isinstance(mixer, BothBlock) else (mixer,)
+    return (mixer.attention, mixer.recurrent) if isinstance(mixer, BothBlock | SharedBlock) else (mixer,)
 
 
 def _through(stream: Stream, block: Any, norm: NormBlock | None, entry: Entry | None, step: Step) -> torch.Tensor:

@@ -25,7 +25,7 @@ class MediaItem:
     """One image, or whatever else an encoder turns into rows of embeddings.
 
     Attributes:
-        modality: "image".
+        modality: "image", "video" or "audio".
         digest: of the content (`digest_of`): items with equal digests have equal embeddings and may share pages.
         offset, length: the stretch of the prompt's tokens that the embeddings replace, one row a token.
         tensors: what the encoder takes, by the names that transformers' processors give (pixel_values, image_grid_thw, …).

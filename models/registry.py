@@ -2,65 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
+from pkgutil import iter_modules
 from typing import Any
 
 from pagoda.hal.errors import ModelError
+from pagoda.models import families as built_in
 from pagoda.models.conversion import AS_IT_IS, Wanted, as_asked, pooling_family
-from pagoda.models.families.afmoe import AFMOE
-from pagoda.models.families.baichuan import BAICHUAN
-from pagoda.models.families.bart import BART_KIN
-from pagoda.models.families.bart_kin import BART_KIN_MORE
-from pagoda.models.families.bert import BEFORE, BERT, DATA2VEC, ELECTRA, ERNIE, ROBERTA
-from pagoda.models.families.classic import CLASSIC
-from pagoda.models.families.cohere import COHERE, COHERE2, COHERE2_MOE
-from pagoda.models.families.colbert import COLBERT
-from pagoda.models.families.distil import DISTIL
-from pagoda.models.families.expert_kin import EXPERT_KIN
-from pagoda.models.families.falcon import FALCON
-from pagoda.models.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
-from pagoda.models.families.glm import GLM, GLM4
-from pagoda.models.families.gpt2 import GPT2
-from pagoda.models.families.gpt_first import GPT_FIRST
-from pagoda.models.families.gpt_kin import GPT_KIN
-from pagoda.models.families.gpt_neox import GPT_NEOX
-from pagoda.models.families.gpt_oss import GPT_OSS
-from pagoda.models.families.gptj import GPTJ
-from pagoda.models.families.granite import GRANITE, GRANITE_MOE
-from pagoda.models.families.latent import LATENT
-from pagoda.models.families.llama import LLAMA
-from pagoda.models.families.llama4 import LLAMA4
-from pagoda.models.families.llama_kin import LLAMA_KIN
-from pagoda.models.families.mimo import MIMO_V2
-from pagoda.models.families.mixtral import MIXTRAL, PHI_MOE
-from pagoda.models.families.moonshine import MOONSHINE
-from pagoda.models.families.olmo import FLEX_OLMO, OLMO, OLMO2, OLMO3, OLMOE
-from pagoda.models.families.phi import PHI
-from pagoda.models.families.phi3 import PHI3
-from pagoda.models.families.qwen import QWEN2, QWEN3
-from pagoda.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
-from pagoda.models.families.recurrent_kin import RECURRENT_KIN
-from pagoda.models.families.rope_encoders import ROPE_ENCODERS
-from pagoda.models.families.routed import ROUTED
-from pagoda.models.families.smollm3 import SMOLLM3
-from pagoda.models.families.stablelm import STABLELM
-from pagoda.models.families.starcoder2 import STARCODER2
-from pagoda.models.families.t5 import T5_KIN
-from pagoda.models.families.whisper import WHISPER_KIN
 from pagoda.models.family import Family
 
 GROUP = "pagoda.models"
 
-BUILT_IN = (
-    LLAMA, *LLAMA_KIN, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, VAULT_GEMMA, GEMMA3, SMOLLM3, PHI, PHI3, GPT2, GPTJ, GPT_NEOX,
-    GPT_OSS, MIXTRAL, GRANITE, GRANITE_MOE, OLMO, OLMO2, OLMO3, OLMOE, FLEX_OLMO, *ROUTED, COHERE, COHERE2, COHERE2_MOE,
-    AFMOE, BAICHUAN, MIMO_V2, STABLELM, STARCODER2, GLM, GLM4,
-    FALCON, *CLASSIC, *LATENT, *GPT_FIRST, *GPT_KIN, *EXPERT_KIN, *LLAMA4, PHI_MOE, *RECURRENT_KIN,
-    BERT, ROBERTA, ELECTRA, ERNIE, DATA2VEC, *BEFORE, *COLBERT, *DISTIL, *ROPE_ENCODERS,
-    *T5_KIN, *BART_KIN, *BART_KIN_MORE, *WHISPER_KIN, MOONSHINE,
-)  # fmt: skip
+
+def _built_in() -> Iterator[Family]:
+    for module in iter_modules(built_in.__path__, f"{built_in.__name__}."):
+        for value in vars(import_module(module.name)).values():
+            yield from (one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, Family))
+
+
+BUILT_IN = tuple(dict.fromkeys(_built_in()))
+"""Every family that a module of `models/families` names, by the module's name."""
 
 
 @cache

@@ -24,10 +24,11 @@ from pagoda.models.views import Renamed
 from pagoda.models.weights import WeightSource
 from pagoda.quant.format import StoredTensor
 
-TEXTS = ("qwen3_5_text", "qwen3_5_moe_text")
-"""Language models that run natively under images: with states, which transformers' modules cannot keep in pages."""
+TEXTS = ("qwen3_5_text", "qwen3_5_moe_text", "llama4_text", "nemotron_h", "opt")
+"""Language models that run natively under images: those that transformers' modules cannot run on pages."""
 
-_TEXT = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)")
+_TEXT = re.compile(r"^(?:model\.language_model\.|language_model\.model\.(?!decoder))")
+_WHOLE = re.compile(r"^language_model\.(?=backbone\.|model\.decoder\.)")
 _HEAD = re.compile(r"^(?:language_model\.)?lm_head\.")
 _LATER = re.compile(r"language_model\..*layers\.[1-9]")
 
@@ -84,6 +85,8 @@ class TextSource:
 def _text_name(name: str) -> str | None:
     if _HEAD.match(name):
         return _HEAD.sub("lm_head.", name)
+    if _WHOLE.match(name):
+        return _WHOLE.sub("", name)
     return _TEXT.sub("model.", name) if _TEXT.match(name) else None
 
 
@@ -127,5 +130,5 @@ def _kept(module: Module, body: str, top: str) -> list[torch.Tensor]:
 def _short(config: Mapping[str, Any]) -> dict[str, Any]:
     """With one layer of text: transformers builds a module whole, and its language model is not what runs."""
     text = dict(config["text_config"])
-    kinds = text.get("layer_types")
-    return {**config, "text_config": {**text, "num_hidden_layers": 1, **({"layer_types": kinds[:1]} if kinds else {})}}
+    kinds = {name: text[name][:1] for name in ("layer_types", "layers_block_type") if text.get(name)}
+    return {**config, "text_config": {**text, "num_hidden_layers": 1, **kinds}}

@@ -224,6 +224,25 @@ class Both:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """x + into(block([x, e])), normed, into a recurrent mixer, where e is what the layers began with (Zamba 2, arXiv:2411.15242).
+
+    Attributes:
+        block: attention and feed-forward number so many, whose tensors lie below `shared`; other layers may run the same.
+        norm: of what attention, feed-forward and mixer read.
+        rank: of what this layer alone adds to the first product of the feed-forward, and to q, k and v where `adapted`.
+    """
+
+    attention: Attention
+    recurrent: Recurrent
+    block: int
+    feed_forward: Mlp
+    norm: Norm
+    rank: int
+    adapted: bool
+
+
+@dataclass(frozen=True)
 class Bidirectional:
     """Attention of a prompt over all of itself, in both directions; nothing is cached. A window of `size` reaches so far to each side."""
 
@@ -239,7 +258,7 @@ class Cross:
     longest: int
 
 
-Mixer = Attention | Bidirectional | Cross | MLA | Recurrent | Both
+Mixer = Attention | Bidirectional | Cross | MLA | Recurrent | Both | Shared
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagoda.hal.kv import DTYPE_BYTES
 from pagoda.models.builder import Builder
-from pagoda.models.spec import MLA, Attention, Bidirectional, Both, Cross, DecoderSpec, Mixer, Mlp
+from pagoda.models.spec import MLA, Attention, Bidirectional, Both, Cross, DecoderSpec, Mixer, Mlp, Shared
 
 
 def work_bytes(spec: DecoderSpec, build: Builder) -> int:
@@ -30,5 +30,7 @@ def _mixer_numbers(mixer: Mixer | None) -> int:
             return _mixer_numbers(mixer.attention)
         case Both():
             return _mixer_numbers(mixer.attention) + _mixer_numbers(mixer.recurrent)
+        case Shared():
+            return _mixer_numbers(mixer.attention) + _mixer_numbers(mixer.recurrent) + 3 * mixer.feed_forward.hidden
         case _:
             return mixer.numbers

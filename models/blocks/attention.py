@@ -30,7 +30,7 @@ class AttentionBlock(PagedMixer):
     _rope_write: Callable[..., torch.Tensor] | None = None
     _scales: tuple[float, float] | None = None  # of k and v in float8 pages
 
-    def __init__(self, build: Builder, path: str, spec: Attention, width: int) -> None:
+    def __init__(self, build: Builder, path: str, spec: Attention, width: int, out_width: int | None = None) -> None:
         self.spec = spec
         heads, kv = build.shard.split(spec.heads, "attention heads"), build.shard.kv_heads(spec.kv_heads)
         self._heads, self._kv_heads = len(heads), len(kv)
@@ -40,15 +40,15 @@ class AttentionBlock(PagedMixer):
         self._sizes = [len(q), len(k), len(v), *([len(out)] if spec.gated else [])]
         parts = {"q": q, "k": k, "v": v, **({"gate": out} if spec.gated else {})}
         self.first = build.linear(path, parts, whole, "column", spec.qkv_bias)
-        self._out = build.linear(path, {"o": whole}, out, "row", spec.out_bias)
+        self._out = build.linear(path, {"o": Span.whole(out_width or width)}, out, "row", spec.out_bias)
         self._q_norm, self._k_norm = self._norms(build, path, heads, kv)
         self._sinks = build.tensor(f"{path}.sinks", (heads,), "heads") if spec.sinks else None
         self._slopes = _slopes(spec, heads, build)
         self._bias = self._distances(build, path, heads)
         self._rope = self._rope_kernel(build)
-        self._begin(build, path)
+        self.begin(build, path)
 
-    def _begin(self, build: Builder, path: str) -> None:
+    def begin(self, build: Builder, path: str) -> None:
         """What stands on the cache: its kernels, and those that are joined with the write to it."""
         PagedMixer.__init__(self, build, self._facts(build), self._cache(build))
         self._scales = build.kv_scales(path) if build.numerics.kv_dtype == "float8_e4m3fn" else None

@@ -27,7 +27,7 @@ class BidirectionalBlock(AttentionBlock):
     def _bias_of(self, distances: Distances, table: torch.Tensor) -> torch.Tensor:
         return distance_bias(distances, table)
 
-    def _begin(self, build: Builder, path: str) -> None:
+    def begin(self, build: Builder, path: str) -> None:
         window = self.spec.window.size if self.spec.window is not None else None
         facts = SegmentAttentionFacts(
             build.numerics.dtype,

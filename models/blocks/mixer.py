@@ -12,10 +12,11 @@ from pagoda.models.blocks.mamba import SelectiveBlock, SsdBlock
 from pagoda.models.blocks.mla import MlaBlock
 from pagoda.models.blocks.paged import Step
 from pagoda.models.blocks.rwkv import ChannelMixBlock, TimeMixBlock
+from pagoda.models.blocks.shared import SharedBlock
 from pagoda.models.blocks.short_conv import ShortConvBlock
 from pagoda.models.builder import Builder
 from pagoda.models.recurrent import ChannelMix, GatedDelta, KimiDelta, Lightning, Recurrent, Selective, ShortConv, Ssd, TimeMix
-from pagoda.models.spec import MLA, Attention, Bidirectional, Both, Cross, Mixer
+from pagoda.models.spec import MLA, Attention, Bidirectional, Both, Cross, Mixer, Shared
 
 RecurrentBlock = (
     SelectiveBlock | SsdBlock | GatedDeltaBlock | KimiDeltaBlock | LightningBlock | ShortConvBlock | TimeMixBlock | ChannelMixBlock
@@ -36,7 +37,7 @@ class BothBlock:
         return self.attention(x, step) * first + self.recurrent(x, step) * second
 
 
-MixerBlock = AttentionBlock | CrossBlock | MlaBlock | RecurrentBlock | BothBlock
+MixerBlock = AttentionBlock | CrossBlock | MlaBlock | RecurrentBlock | BothBlock | SharedBlock
 
 
 def mixer_block(build: Builder, path: str, spec: Mixer | None, width: int) -> MixerBlock | None:
@@ -53,6 +54,8 @@ def mixer_block(build: Builder, path: str, spec: Mixer | None, width: int) -> Mi
             return MlaBlock(build, path, spec, width)
         case Both():
             return BothBlock(build, path, spec, width)
+        case Shared():
+            return SharedBlock(build, path, spec, width, recurrent_block)
         case _:
             return recurrent_block(build, path, spec, width)
 

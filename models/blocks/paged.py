@@ -19,6 +19,7 @@ from pagoda.ops.state import StateBatch
 class Step:
     """What the layers of one forward share: batches and plans per cache group, cos and sin per rope, positions and adapter slots `[T]`.
 
+    embedded: what the layers began with, where one asks for it.
     routed: where each layer with experts leaves the ids that it chose, `[T, k]`; None: nobody asks.
     """
 
@@ -29,6 +30,7 @@ class Step:
     adapters: torch.Tensor | None = None
     segments: Segments | None = None
     routed: list[torch.Tensor] | None = None
+    embedded: torch.Tensor | None = None
     _states: dict[tuple[int, int], StateBatch] = field(default_factory=dict)
 
     def states(self, group: int, page: int) -> StateBatch:

@@ -16,7 +16,10 @@ from pagoda.hal.errors import ModelError
 from pagoda.models.bridge.module import Module
 from pagoda.models.media import EncoderInput, MediaFacts
 
-PIXELS = "get_image_features"
+TAKES = {
+    "image": ("get_image_features", "image_to_text_projection"), "video": ("get_video_features",), "audio": ("get_audio_features",)
+}  # fmt: skip
+"""By which a module is known that takes something beside tokens."""
 
 BOTH_WAYS, BOUNDED = ("paligemma", "molmo2"), ("gemma3", "shieldgemma2")
 """Model types in which tokens of an image see each other in both directions; `BOUNDED`: within the window of each layer."""
@@ -66,12 +69,13 @@ class BridgedEncoder:
 def media_facts(module: Module, body: str, width: int) -> MediaFacts | None:
     """Of a module whose language model lies at `body`; None where there is nothing before it."""
     parent = parent_of(module, body)
-    if not (hasattr(parent, PIXELS) or hasattr(module, PIXELS)):
+    taken = tuple(kind for kind, names in TAKES.items() if any(hasattr(part, name) for part in (parent, module) for name in names))
+    if not taken:
         return None
     _check(module, body)
     levels = len(getattr(getattr(module.config, "vision_config", None), "deepstack_visual_indexes", None) or ())
     axes = _axes(module.config) if hasattr(parent, "get_rope_index") else 1
-    return MediaFacts(("image",), width * (1 + levels), axes, both_ways(module.config))
+    return MediaFacts(taken, width * (1 + levels), axes, both_ways(module.config))
 
 
 def both_ways(config: Any) -> bool:
@@ -79,9 +83,25 @@ def both_ways(config: Any) -> bool:
     return config.model_type in (*BOTH_WAYS, *BOUNDED)
 
 
-def takes_layer_inputs(body: Module) -> bool:
-    """Whether each layer gets something of the tokens themselves."""
-    return bool(getattr(body.config, "hidden_size_per_layer_input", None)) and hasattr(body, "get_per_layer_inputs")
+def told_of_media(body: Module, width: int, ids: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> dict[str, Any]:
+    """A language model's arguments for tokens `[T]`, where the embeddings `values` stand for those at `rows`."""
+    embeds = body.get_input_embeddings()(ids)
+    first, *levels = values.to(embeds.dtype).split(width, dim=-1)
+    options: dict[str, Any] = {"inputs_embeds": embeds.index_copy(0, rows, first)[None]}
+    if levels:
+        seen = torch.zeros(len(embeds), dtype=torch.bool, device=embeds.device).index_fill_(0, rows, True)
+        options |= {"visual_pos_masks": seen[None], "deepstack_visual_embeds": levels}
+    taken = inspect.signature(body.forward).parameters
+    if "ple_input_ids" in taken:
+        options["ple_input_ids"] = ids[None]
+    if EXPERTS_BY_KIND in taken:
+        options[EXPERTS_BY_KIND] = torch.zeros_like(ids).index_fill_(0, rows, 1)[None]
+    if getattr(body.config, "hidden_size_per_layer_input", None) and hasattr(body, "get_per_layer_inputs"):
+        # What each layer gets of the tokens themselves: images are padding to it.
+        pad = body.config.pad_token_id
+        embeds = embeds.index_copy(0, rows, body.embed_tokens.weight[pad].expand(len(rows), -1).to(embeds.dtype))
+        options["per_layer_inputs"] = body.get_per_layer_inputs(ids.index_fill(0, rows, pad)[None], embeds[None])
+    return options
 
 
 def _axes(config: Any) -> int:
@@ -129,6 +149,11 @@ def _stopped(body: Any) -> Iterator[None]:
 
 
 def _rows(arguments: dict[str, Any]) -> torch.Tensor:
+    if "image_embeds" in arguments:  # put into their places by the language model
+        rows: torch.Tensor = arguments["image_embeds"].flatten(0, 1)
+        return rows.new_zeros(len(seen := arguments["image_embeds_position_mask"][0]), rows.shape[1]).masked_scatter(
+            seen[:, None] > 0, rows
+        )
     embeds: torch.Tensor = arguments["inputs_embeds"][0]
     levels = arguments.get("deepstack_visual_embeds")
     if levels is None:

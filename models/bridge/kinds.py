@@ -70,5 +70,7 @@ def _classes(package: Any, kind: Any, answers: Answers) -> list[Any]:
         "scores": (package.AutoModelForSequenceClassification,),
         "token_scores": (package.AutoModelForTokenClassification,),
     }[answers]
+    if not getattr(kind, "is_encoder_decoder", False) and answers == "tokens":  # some that hear are listed nowhere else
+        autos = (*autos, package.AutoModelForSeq2SeqLM)
     found = [auto._model_mapping[kind] for auto in autos if kind in auto._model_mapping]
     return [one for each in found for one in (each if isinstance(each, tuple) else (each,))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from pagoda.hal.table import KernelTable
 from pagoda.models.adapters.slots import AdapterSlots
 from pagoda.models.blocks.paged import PagedMixer, Step
 from pagoda.models.blocks.stack import MixerStack
-from pagoda.models.bridge.encoder import EXPERTS_BY_KIND, BridgedEncoder, takes_layer_inputs
+from pagoda.models.bridge.encoder import BridgedEncoder, told_of_media
 from pagoda.models.bridge.interface import ATTRIBUTE
 from pagoda.models.bridge.module import Module
 from pagoda.models.bridge.probe import head
@@ -93,7 +92,6 @@ class BridgeModel:
         if module is not None:
             self.loaded.add([*module.parameters(), *module.buffers()])
             self._body = module.get_submodule(spec.body)
-            self._by_kind = EXPERTS_BY_KIND in inspect.signature(self._body.forward).parameters
             self.encoder = BridgedEncoder(module, spec.body, spec.top) if spec.media is not None else None
             for path in {call.path for call in spec.calls}:
                 own = [mixer for call, mixer in zip(spec.calls, self._mixers, strict=True) if call.path == path]
@@ -116,32 +114,11 @@ class BridgeModel:
             raise ModelError("a model that runs through transformers gives no hidden states of layers")
         self._now.step, self._now.spans = Step(inputs.groups, inputs.plans, (), inputs.positions), inputs.spans
         positions = (inputs.positions + self.spec.first_position).unsqueeze(-2)
-        options = {"input_ids": inputs.token_ids.long()[None]} if inputs.embeddings is None else self._with_media(inputs)
-        return ModelOutput(self._body(**options, position_ids=positions, use_cache=False).last_hidden_state[0])
-
-    def _with_media(self, inputs: ModelInputs) -> dict[str, Any]:
-        """The body's arguments where rows of embeddings stand for some tokens."""
-        assert inputs.embeddings is not None
-        rows, values = inputs.embeddings
         ids = inputs.token_ids.long()
-        embeds = self._module.get_input_embeddings()(ids)
-        first, *levels = values.to(embeds.dtype).split(self.spec.width, dim=-1)
-        options: dict[str, Any] = {"inputs_embeds": embeds.index_copy(0, rows, first)[None]}
-        if levels:
-            seen = torch.zeros(len(embeds), dtype=torch.bool, device=embeds.device).index_fill_(0, rows, True)
-            options |= {"visual_pos_masks": seen[None], "deepstack_visual_embeds": levels}
-        if self._by_kind:
-            options[EXPERTS_BY_KIND] = torch.zeros_like(ids).index_fill_(0, rows, 1)[None]
-        if takes_layer_inputs(self._body):
-            options["per_layer_inputs"] = self._layer_inputs(ids, embeds, rows)
-        return options
-
-    def _layer_inputs(self, ids: torch.Tensor, embeds: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """What each layer gets of the tokens themselves: images are padding to it."""
-        pad = self._body.config.pad_token_id
-        embeds = embeds.index_copy(0, rows, self._body.embed_tokens.weight[pad].expand(len(rows), -1).to(embeds.dtype))
-        made: torch.Tensor = self._body.get_per_layer_inputs(ids.index_fill(0, rows, pad)[None], embeds[None])
-        return made
+        options = {"input_ids": ids[None]}
+        if inputs.embeddings is not None:
+            options = told_of_media(self._body, self.spec.width, ids, *inputs.embeddings)
+        return ModelOutput(self._body(**options, position_ids=positions, use_cache=False).last_hidden_state[0])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return head(self._module, self.spec.top, hidden[None])[0]

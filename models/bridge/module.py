@@ -68,7 +68,8 @@ def body_paths(module: Module) -> tuple[tuple[str, str], ...]:
     prefix = module.base_model_prefix
     names = (f"{prefix}.decoder", prefix, "model.decoder", "model", "transformer")
     inner = [(f"{top}.{name}", top) for top in (prefix, "model") for name in ("language_model", "text_model") if top]
-    inner += [("language_model.model", "language_model.model")]
+    own = ("language_model.model.decoder", "language_model.model", "language_model.backbone", "text_model.model")
+    inner += [(name, name) for name in own]
     paths = dict.fromkeys((*inner, *((name, name) for name in names if name)))
     return tuple((body, top) for body, top in paths if _has(module, body))
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from pagoda.hal.errors import ConfigError, ModelError
 from pagoda.hal.kv import DTYPE_BYTES
+from pagoda.models.bridge.encoder import media_facts
 from pagoda.models.bridge.kinds import answers_of, bridged_class, pooler_of
-from pagoda.models.bridge.module import Module, hollow_module
+from pagoda.models.bridge.module import Module, body_paths, hollow_module
 from pagoda.models.bridge.probe import first_position_of, longest_of, probe, widest_of
 from pagoda.models.bridge.spec import BridgeSpec
-from pagoda.models.bridge.texts import IDS
+from pagoda.models.bridge.texts import kept_of
 from pagoda.models.builder import Numerics
 from pagoda.models.conversion import Wanted
 from pagoda.models.model import ModelFacts
@@ -41,7 +42,9 @@ def outline(config: Mapping[str, Any], dtype: str, wanted: Wanted, shard: Shard)
     top = module.get_output_embeddings() if answers == "tokens" else None
     vocab = int(settings.vocab_size if top is None else top.weight.shape[0])
     longest = (longest_of(settings) or LONGEST) - first_position_of(module)
-    return BridgeSpec(config, "", (), vocab, width, widest, longest, way="texts", answers=answers), module
+    body, top = next(iter(body_paths(module)), ("", "")) if answers == "tokens" else ("", "")
+    media = media_facts(module, body, width) if body else None
+    return BridgeSpec(config, body, (), vocab, width, widest, longest, first_position_of(module), top, media, "texts", answers), module
 
 
 def _one_rank(shard: Shard, why: str) -> None:
@@ -63,7 +66,7 @@ def facts_of(spec: BridgeSpec, module: Module, architecture: str, numerics: Nume
         vocab_size=spec.vocab,
         width=spec.width,
         max_positions=spec.max_positions,
-        caches=(IDS,) if texts else caches,
+        caches=(kept_of(spec.media),) if texts else caches,
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         work_bytes_per_token=work,
         eos_ids=eos,

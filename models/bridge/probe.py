@@ -82,7 +82,9 @@ def head(module: Module, top: str, hidden: torch.Tensor) -> torch.Tensor:
     given.hidden = hidden
     with replaced(module, top, given):
         ids = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
-        logits: torch.Tensor = module(input_ids=ids, use_cache=False).logits
+        # Some want an image where there is none to see, or what was made of one.
+        seen = {"image_embeds": hidden} if "image_embeds_position_mask" in inspect.signature(module.forward).parameters else {}
+        logits: torch.Tensor = module(input_ids=ids, use_cache=False, **seen).logits
     return logits
 
 

@@ -1,4 +1,4 @@
-"""What a frontend must know of a model with images: where they lie in a prompt's tokens, and those tokens' positions. Needs no weights."""
+"""What a frontend must know of a model with media: where they lie in a prompt's tokens, and those tokens' positions. Needs no weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from pagoda.models.bridge.module import body_paths, hollow_module, transformers
 from pagoda.models.media import MediaItem, MediaPositions, digest_of
 from pagoda.models.media_tensors import numbers_of
 
-PLACEHOLDER = re.compile(r"^(image|video|img|vision)_(token|patch|context|pad)?_?(token_)?(id|index)$")
-"""Names under which configurations keep the ids of tokens that stand for parts of an image."""
+PLACEHOLDER = re.compile(r"^(image|video|img|vision|audio)_(token|patch|context|pad)?_?(token_)?(id|index)$")
+"""Names under which configurations keep the ids of tokens that stand for parts of an image, a video or a sound."""
+KINDS = {"img": "image", "vision": "image"}
+"""Other words for a modality."""
+NUMBERS = {"image": 1, "video": 2, "audio": 3}
+"""What `mm_token_type_ids` calls them."""
 
 PER_TOKEN = ("token_type_ids", "position_mask")
 """Ends of the names of tensors that have a number for each token of the prompt."""
@@ -46,39 +50,59 @@ class MediaReader:
 
         Raises `RequestError` where no token stands for an image.
         """
-        places = [index for index, token in enumerate(ids) if token in self._placeholders]
-        types = tensors.get("moe_mm_token_type_ids", tensors.get("mm_token_type_ids"))
+        places = {index: self._placeholders[token] for index, token in enumerate(ids) if token in self._placeholders}
+        types = tensors.get("moe_mm_token_type_ids", tensors.get("image_embeds_position_mask", tensors.get("mm_token_type_ids")))
         if types is not None:
-            places = sorted({*places, *torch.nonzero(types[0]).flatten().tolist()})
-        if not places:
-            raise RequestError("no token of the prompt stands for the image; put the model's image placeholder into it", param="prompt")
+            marked = {index: places.get(index, "image") for index in types[0].nonzero()[:, 0].tolist()}
+            places = marked if "image_embeds_position_mask" in tensors else {**marked, **places}
         taken = {name: tensor for name, tensor in tensors.items() if name in self._taken and name not in ("input_ids", "attention_mask")}
-        runs = _runs(places)
-        parts = _split(taken, len(runs))
+        brought = {modality_of(name) for name in taken if not name.endswith(PER_TOKEN)}
+        if len(brought) == len({*places.values()}) == 1:  # some have one placeholder for all kinds
+            places = dict.fromkeys(places, *brought)
+        if not places or not brought <= {*places.values()}:
+            lacking = ", ".join(sorted(brought - {*places.values()})) or "image"
+            raise RequestError(f"no token of the prompt stands for the {lacking}; put the model's placeholder into it", param="prompt")
         if self._prefix:  # the whole prompt is seen from each of its tokens
-            return (_item(ids, 0, len(ids), taken),), self._positions(ids, tensors)
+            return (_item("image", ids, 0, len(ids), taken),), self._positions(ids, tensors)
+        items = [item for kind in dict.fromkeys(places.values()) if kind in brought for item in self._items(kind, ids, places, taken)]
+        items.sort(key=lambda item: item.offset)
+        if any(before.end > after.offset for before, after in pairwise(items)):
+            raise RequestError("media of several kinds stand between the parts of one; put them one after another", param="prompt")
+        return tuple(items), self._positions(ids, tensors)
+
+    def _items(self, kind: str, ids: Sequence[int], places: Mapping[int, str], tensors: Mapping[str, torch.Tensor]) -> list[MediaItem]:
+        """Those of one modality."""
+        runs = _runs(sorted(index for index, name in places.items() if name == kind))
+        own = {name: tensor for name, tensor in tensors.items() if name.endswith(PER_TOKEN) or modality_of(name) == kind}
+        parts = _split(own, len(runs))
         if self._whole and len(runs) > 1 and (parts is None or self._joint):
-            raise RequestError("this model takes one image a prompt here: its images see each other", param="prompt")
-        if parts is None:  # all images as one item, with the text between them
-            runs, parts = [(places[0], places[-1] + 1)], [taken]
-        items = tuple(_item(ids, first, end, part) for (first, end), part in zip(runs, parts, strict=True))
-        return items, self._positions(ids, tensors)
+            raise RequestError(f"this model takes one {kind} a prompt here: several see each other", param="prompt")
+        if parts is None:  # all of them as one item, with the text between them
+            runs, parts = [(runs[0][0], runs[-1][1])], [own]
+        return [_item(kind, ids, first, end, part) for (first, end), part in zip(runs, parts, strict=True)]
 
     def _positions(self, ids: Sequence[int], tensors: Mapping[str, torch.Tensor]) -> MediaPositions | None:
         if not hasattr(self._parent, "get_rope_index"):
             return None
         tokens = torch.tensor([list(ids)])
-        kinds = torch.tensor([[int(token in self._placeholders) for token in ids]], dtype=torch.int32)
+        kinds = torch.tensor([[NUMBERS.get(self._placeholders.get(token, ""), 0) for token in ids]], dtype=torch.int32)
         given = {"mm_token_type_ids": kinds, **tensors, "input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         wanted = inspect.signature(self._parent.get_rope_index).parameters
         values, delta = self._parent.get_rope_index(**{name: given[name] for name in wanted if name in given})
         return MediaPositions(numbers_of(values[:, 0].long()), int(delta.flatten()[0]))
 
 
-def _item(ids: Sequence[int], first: int, end: int, tensors: Mapping[str, torch.Tensor]) -> MediaItem:
+def modality_of(name: str) -> str:
+    """What a tensor of a processor is of, by its name."""
+    if "video" in name or name == "second_per_grid_ts":
+        return "video"
+    return "audio" if "audio" in name or name.startswith(("input_features", "feature_")) else "image"
+
+
+def _item(kind: str, ids: Sequence[int], first: int, end: int, tensors: Mapping[str, torch.Tensor]) -> MediaItem:
     cut = {name: t[:, first:end] if name.endswith(PER_TOKEN) else t for name, t in tensors.items()}
     numbers = {name: numbers_of(tensor) for name, tensor in cut.items()}
-    return MediaItem("image", digest_of("image", ids[first:end], numbers), first, end - first, numbers)
+    return MediaItem(kind, digest_of(kind, ids[first:end], numbers), first, end - first, numbers)
 
 
 def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
@@ -90,13 +114,13 @@ def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
 
 def _split(tensors: Mapping[str, torch.Tensor], count: int) -> list[dict[str, torch.Tensor]] | None:
     """The tensors of each of `count` images, or None where they do not fall apart into so many."""
-    grid = tensors.get("image_grid_thw")
+    grid = tensors.get("image_grid_thw", tensors.get("video_grid_thw"))
     sizes = grid.prod(-1).tolist() if grid is not None and len(grid) == count else None
     columns: dict[str, Sequence[torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if name.endswith(PER_TOKEN):
             columns[name] = [tensor] * count
-        elif sizes is not None and name == "pixel_values" and len(tensor) == sum(sizes):
+        elif sizes is not None and name in ("pixel_values", "pixel_values_videos") and len(tensor) == sum(sizes):
             columns[name] = tensor.split(sizes)
         elif len(tensor) == count:
             columns[name] = tensor.split(1)
@@ -115,6 +139,7 @@ def own_processor(folder: Path) -> Any:
         raise ConfigError(f"the processor of {folder.name}, which images need, cannot be loaded: {error}") from error
 
 
-def _placeholders(config: Any) -> frozenset[int]:
-    found = {value for name, value in config.to_dict().items() if PLACEHOLDER.match(name) and isinstance(value, int)}
-    return frozenset(found)
+def _placeholders(config: Any) -> dict[int, str]:
+    """Modalities by the ids that stand for them."""
+    named = ((PLACEHOLDER.match(name), value) for name, value in config.to_dict().items() if isinstance(value, int))
+    return {value: KINDS.get(match[1], match[1]) for match, value in reversed(list(named)) if match is not None}

@@ -16,16 +16,21 @@ from pagoda.hal.errors import ModelError
 from pagoda.hal.kv import CacheKind, LayerCache, LayerPages, StatePages
 from pagoda.hal.table import KernelTable
 from pagoda.models.adapters.slots import AdapterSlots
+from pagoda.models.bridge.encoder import BridgedEncoder, told_of_media
 from pagoda.models.bridge.module import Module
+from pagoda.models.bridge.probe import head
 from pagoda.models.bridge.spec import BridgeSpec
 from pagoda.models.encoding import EncoderBatch
 from pagoda.models.loaded import Loaded
-from pagoda.models.media import Encoder
+from pagoda.models.media import Encoder, MediaFacts
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
 from pagoda.ops.attention import PagedBatch
 
-IDS = LayerCache(CacheKind.FULL, 1, 1, 0, "float32")
-"""A token's id, in float32: exact up to 16 million."""
+
+def kept_of(media: MediaFacts | None) -> LayerCache:
+    """What lies on pages: a token's id, in float32 (exact up to 16 million); where a model takes media also whether an embedding stands for
+    it, its positions, and the embedding."""
+    return LayerCache(CacheKind.FULL, 1, 1 if media is None else 2 + media.axes + media.row_width, 0, "float32")
 
 
 class TextModel:
@@ -46,6 +51,8 @@ class TextModel:
             self.facts = facts
         self.adapters, self.loaded = AdapterSlots(), Loaded()
         self.encoder: Encoder | None = None
+        if module is not None and spec.media is not None:
+            self.encoder = BridgedEncoder(module, spec.body, spec.top)
         if module is not None:
             self.loaded.add([*module.parameters(), *module.buffers()])
             taken = inspect.signature(module.forward).parameters
@@ -130,18 +137,46 @@ class RecomputedTexts(TextModel):
 
     def _rows(self, inputs: ModelInputs) -> torch.Tensor:
         batch, ids = inputs.groups[0], inputs.token_ids
-        self._pages[batch.slots // self._size, batch.slots % self._size, 0, 0] = ids.to(self._pages.dtype)
+        self._pages[batch.slots // self._size, batch.slots % self._size, 0] = self._numbers(inputs)
         starts, lengths = batch.query_start.tolist(), batch.seq_lens.tolist()
         rows = []
         for row, (first, end, length) in enumerate(zip(starts, starts[1:], lengths, strict=False)):
             if end > first:
                 pages = self._pages[batch.block_table[row].long()]
-                rows.append(self.of_text(pages[..., 0, 0].flatten()[:length].long(), end - first))
+                rows.append(self._of_text(pages[..., 0, :].flatten(0, 1)[:length], end - first))
         padding = len(ids) - sum(map(len, rows))
         return torch.cat([*rows, rows[0].new_zeros(padding, rows[0].shape[1])])
 
+    def _numbers(self, inputs: ModelInputs) -> torch.Tensor:
+        """What lies on pages of each token, see `kept_of`."""
+        ids, media = inputs.token_ids.float()[:, None], self.spec.media
+        if media is None:
+            return ids
+        numbers = torch.cat([ids, ids.new_zeros(len(ids), 1 + media.axes + media.row_width)], dim=1)
+        numbers[:, 2 : 2 + media.axes] = inputs.positions.expand(media.axes, -1).t().float()
+        if inputs.embeddings is not None:
+            rows, values = inputs.embeddings
+            numbers[rows, 1], numbers[rows, 2 + media.axes :] = 1.0, values.float()
+        return numbers
+
+    def _of_text(self, numbers: torch.Tensor, last: int) -> torch.Tensor:
+        ids, media = numbers[:, 0].long(), self.spec.media
+        if media is None:
+            return self.of_text(ids, last)
+        rows, body = numbers[:, 1].nonzero()[:, 0], self._module.get_submodule(self.spec.body)
+        options: dict[str, Any] = {"input_ids": ids[None]}
+        if len(rows):
+            options = told_of_media(body, self.spec.width, ids, rows, numbers[rows, 2 + media.axes :])
+        positions = numbers[:, 2 : 2 + media.axes].t().long()[:, None] + self.spec.first_position
+        hidden = body(**options, position_ids=positions if media.axes > 1 else positions[0], use_cache=False).last_hidden_state
+        return head(self._module, self.spec.top, hidden[:, -last:])[0]
+
     def of_text(self, ids: torch.Tensor, last: int) -> torch.Tensor:
         """Logits `[last, vocab]` of the last tokens of one text."""
+        if self.spec.media is not None:
+            numbers = ids.new_zeros(len(ids), 2 + self.spec.media.axes, dtype=torch.float32)
+            numbers[:, 0], numbers[:, 2:] = ids, torch.arange(len(ids), device=ids.device)[:, None]
+            return self._of_text(numbers, last)
         logits: torch.Tensor = first_of(self._run(ids, **dict.fromkeys(self._keeps, last)), "logits")[0]
         return logits[-last:]
 

@@ -101,31 +101,13 @@ def _decoder(config: Config, layers: tuple[Layer, ...]) -> DecoderSpec:
     )
 
 
-GEMMA = Family(
-    name="gemma",
-    architectures=("GemmaForCausalLM",),
-    model_types=("gemma",),
-    spec=gemma,
-    rules=lambda spec: llama_rules(spec.head.tied),
-)
-GEMMA2 = Family(
-    name="gemma2",
-    architectures=("Gemma2ForCausalLM",),
-    model_types=("gemma2",),
-    spec=gemma2,
-    rules=lambda spec: llama_rules(spec.head.tied, SANDWICH),
-)
+GEMMA = Family("gemma", ("GemmaForCausalLM",), ("gemma",), gemma, lambda spec: llama_rules(spec.head.tied))
+GEMMA2 = Family("gemma2", ("Gemma2ForCausalLM",), ("gemma2",), gemma2, lambda spec: llama_rules(spec.head.tied, SANDWICH))
 VAULT_GEMMA = Family(
-    name="vaultgemma",
-    architectures=("VaultGemmaForCausalLM",),
-    model_types=("vaultgemma",),
-    spec=vault_gemma,
-    rules=lambda spec: llama_rules(spec.head.tied, {"input_layernorm": "mixer_in", "pre_feedforward_layernorm": "ff_in"}),
+    "vaultgemma",
+    ("VaultGemmaForCausalLM",),
+    ("vaultgemma",),
+    vault_gemma,
+    lambda spec: llama_rules(spec.head.tied, {"input_layernorm": "mixer_in", "pre_feedforward_layernorm": "ff_in"}),
 )
-GEMMA3 = Family(
-    name="gemma3",
-    architectures=("Gemma3ForCausalLM",),
-    model_types=("gemma3_text",),
-    spec=gemma3,
-    rules=lambda spec: llama_rules(spec.head.tied, SANDWICH),
-)
+GEMMA3 = Family("gemma3", ("Gemma3ForCausalLM",), ("gemma3_text",), gemma3, lambda spec: llama_rules(spec.head.tied, SANDWICH))

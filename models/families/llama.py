@@ -35,9 +35,9 @@ def spec(config: Config, style: RopeStyle = "neox", hidden: int | None = None, a
 
 
 LLAMA = Family(
-    name="llama",
-    architectures=("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM", "CwmForCausalLM", "IQuestCoderForCausalLM"),
-    model_types=("llama", "mistral", "ministral", "cwm", "iquestcoder"),
-    spec=spec,
-    rules=lambda spec: llama_rules(spec.head.tied),
+    "llama",
+    ("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM", "CwmForCausalLM", "IQuestCoderForCausalLM"),
+    ("llama", "mistral", "ministral", "cwm", "iquestcoder"),
+    spec,
+    lambda spec: llama_rules(spec.head.tied),
 )

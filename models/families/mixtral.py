@@ -64,10 +64,4 @@ def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 PHI_MOE = Family("phimoe", ("PhimoeForCausalLM", "PhiMoEForCausalLM"), ("phimoe",), phimoe, rules)
-MIXTRAL = Family(
-    name="mixtral",
-    architectures=("MixtralForCausalLM",),
-    model_types=("mixtral",),
-    spec=spec,
-    rules=rules,
-)
+MIXTRAL = Family("mixtral", ("MixtralForCausalLM",), ("mixtral",), spec, rules)

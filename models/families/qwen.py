@@ -58,17 +58,5 @@ def qwen_windows(config: Config) -> tuple[Window | None, ...]:
     return tuple(Window("sliding", size) if size and i >= first else None for i in range(layers))
 
 
-QWEN2 = Family(
-    name="qwen2",
-    architectures=("Qwen2ForCausalLM",),
-    model_types=("qwen2",),
-    spec=qwen2,
-    rules=lambda spec: llama_rules(spec.head.tied),
-)
-QWEN3 = Family(
-    name="qwen3",
-    architectures=("Qwen3ForCausalLM",),
-    model_types=("qwen3",),
-    spec=qwen3,
-    rules=lambda spec: llama_rules(spec.head.tied),
-)
+QWEN2 = Family("qwen2", ("Qwen2ForCausalLM",), ("qwen2",), qwen2, lambda spec: llama_rules(spec.head.tied))
+QWEN3 = Family("qwen3", ("Qwen3ForCausalLM",), ("qwen3",), qwen3, lambda spec: llama_rules(spec.head.tied))

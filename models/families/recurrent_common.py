@@ -9,7 +9,7 @@ from pagoda.hal.errors import ModelError
 from pagoda.models.checkpoint import Rename, Rule, Split
 from pagoda.models.config import Config
 from pagoda.models.recurrent import Recurrent, Selective, Ssd
-from pagoda.models.spec import Both, DecoderSpec
+from pagoda.models.spec import Both, DecoderSpec, Shared
 
 ENDLESS = 131072
 """Longest sequence of models without positions, whose configurations name none; their state is as large for any length."""
@@ -19,7 +19,7 @@ T = TypeVar("T", bound=Recurrent)
 
 def first_of(spec: DecoderSpec, kind: type[T]) -> T:
     """The first recurrent mixer of this kind; a family's layers agree in geometry."""
-    mixers = (layer.mixer.recurrent if isinstance(layer.mixer, Both) else layer.mixer for layer in spec.layers)
+    mixers = (layer.mixer.recurrent if isinstance(layer.mixer, Both | Shared) else layer.mixer for layer in spec.layers)
     return next(mixer for mixer in mixers if isinstance(mixer, kind))
 
 

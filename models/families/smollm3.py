@@ -25,10 +25,4 @@ def spec(config: Config) -> DecoderSpec:
     return replace(plain, layers=tuple(changed), head=Head(tied=config.flag("tie_word_embeddings", default=True)))
 
 
-SMOLLM3 = Family(
-    name="smollm3",
-    architectures=("SmolLM3ForCausalLM",),
-    model_types=("smollm3",),
-    spec=spec,
-    rules=lambda spec: llama_rules(spec.head.tied),
-)
+SMOLLM3 = Family("smollm3", ("SmolLM3ForCausalLM",), ("smollm3",), spec, lambda spec: llama_rules(spec.head.tied))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from pagoda.hal.errors import CheckpointError, ConfigError
 from pagoda.models.loading.gguf_config import gguf_generation_config
 from pagoda.models.loading.gguf_source import GgufModel
+from pagoda.models.loading.json_file import read_json
 from pagoda.models.loading.safetensors_source import SafetensorsSource, safetensors_files
 from pagoda.models.loading.sentence_transformers import KEY, WithModules, modules_of
 from pagoda.models.loading.torch_source import torch_files, torch_source
@@ -88,10 +88,7 @@ def _folder_source(path: Path) -> WeightSource:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}; fetch it again") from error
+    values = read_json(path)
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} must hold a JSON object, found {type(values).__name__}")
     return values

@@ -55,7 +55,7 @@ class ServerConfig:
         int, Flag("Answers of /v1/responses that are kept for a later look or turn, the latest used ones; 0 keeps none.")
     ] = 1000
     limit_mm_per_prompt: Annotated[
-        dict[str, int], Flag('Most images of one prompt, such as {"image": 4}.', metavar="JSON", section="Media")
+        dict[str, int], Flag('Most images, videos or sounds of one prompt, such as {"image": 4}.', metavar="JSON", section="Media")
     ] = field(default_factory=dict)
     allowed_local_media_path: Annotated[
         str | None, Flag("Folder whose files requests may name as file:// images; without it none may.", metavar="FOLDER")
@@ -131,7 +131,7 @@ class ServerConfig:
 
     def _check_media(self) -> None:
         for kind, most in self.limit_mm_per_prompt.items():
-            if kind != "image" or not isinstance(most, int) or most < 0:
+            if kind not in ("image", "video", "audio") or not isinstance(most, int) or most < 0:
                 raise ConfigError(f'limit_mm_per_prompt={{"{kind}": {most!r}}} must be like {{"image": 4}}')
         if self.allowed_local_media_path is not None and not Path(self.allowed_local_media_path).is_dir():
             raise ConfigError(f"allowed_local_media_path={self.allowed_local_media_path!r} is no folder on this machine")

@@ -1,4 +1,4 @@
-"""Images by their address: data URIs, files of an allowed folder, and the web, where no address leads into the server's own network."""
+"""Media by their address: data URIs, files of an allowed folder, and the web, where no address leads into the server's own network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from pagoda.hal.errors import RequestError
-from pagoda.serving.frontend.pictures import MAX_BYTES, data_of, too_large
+from pagoda.serving.frontend.media_files import MAX_BYTES, data_of, too_large
 
 SECONDS = 10.0
 """For one image, redirects included."""
@@ -34,8 +34,9 @@ class Fetcher:
     folder: str | None = None
     seconds: float = SECONDS
 
-    async def fetch(self, addresses: Sequence[str]) -> list[bytes]:
-        """The images' bytes, in order. Raises `RequestError` for what is not allowed, not there, too large or too slow."""
+    async def fetch(self, addresses: Sequence[str]) -> list[Any]:
+        """Their bytes, in order; those of each frame where a video comes as pictures. Raises `RequestError` for what is not allowed, not
+        there, too large or too slow."""
         tasks = [asyncio.ensure_future(self._one(address)) for address in addresses]
         try:
             return await asyncio.gather(*tasks)
@@ -43,7 +44,7 @@ class Fetcher:
             for task in tasks:
                 task.cancel()
 
-    async def _one(self, address: str) -> bytes:
+    async def _one(self, address: str) -> Any:
         if address.startswith("data:"):
             return await asyncio.to_thread(data_of, address)
         url = _split(address)
@@ -95,7 +96,7 @@ class Fetcher:
 
 async def _get(pool: Any, url: SplitResult) -> bytes | str:
     """The body, or where a redirect leads."""
-    headers = {"Host": url.netloc, "Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "pagoda"}
+    headers = {"Host": url.netloc, "Accept": "image/*, video/*, audio/*", "Accept-Encoding": "identity", "User-Agent": "pagoda"}
     async with pool.stream("GET", url.geturl(), headers=headers) as response:
         fields = {name.lower(): value.decode("latin-1") for name, value in response.headers}
         if response.status in _REDIRECTS and b"location" in fields:

@@ -25,7 +25,7 @@ from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
 from pagoda.serving.engine.pooling import Pooled
 from pagoda.serving.frontend.media_child import MediaChild
-from pagoda.serving.frontend.processor import Encoded, Processor
+from pagoda.serving.frontend.processor import MANY, Encoded, Processor, check_kinds
 from pagoda.serving.frontend.text import TextFrontend
 from pagoda.serving.frontend.text_deltas import RequestText, TextDelta
 
@@ -140,26 +140,25 @@ class Service:
             return function(*args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
-    def check_images(self, images: Sequence[Any]) -> None:
-        """Raises `RequestError` for images where the model takes none, or not so many, or none of this form."""
-        if not images:
-            return
-        if self.processor.media is None:
-            raise RequestError("the served model takes text only; leave out the images", param="messages", code="unsupported_content")
-        most = self.config.limit_mm_per_prompt.get("image")
-        if most is not None and len(images) > most:
-            raise RequestError(
-                f"the prompt has {len(images)} images, at most {most} are taken; the flag is --limit-mm-per-prompt", param="messages"
-            )
-        if not all(isinstance(address, str) for address in images):
-            raise RequestError("an image must come by its address: https://… or data:image/png;base64,…", param="messages")
+    def check_media(self, media: Mapping[str, Sequence[Any]]) -> None:
+        """Raises `RequestError` for media of a kind that the model does not take, or too many, or of another form than addresses."""
+        check_kinds(media, self.client.facts.modalities if self.processor.media is not None else (), "messages")
+        for kind, given in media.items():
+            most = self.config.limit_mm_per_prompt.get(kind)
+            if most is not None and len(given) > most:
+                raise RequestError(
+                    f"the prompt has {len(given)} {MANY[kind]}, at most {most} are taken; the flag is --limit-mm-per-prompt",
+                    param="messages",
+                )
+            if not all(isinstance(address, str) for address in given):
+                raise RequestError(f"an {kind} must come by its address: https://… or data:{kind}/…;base64,…", param="messages")
 
-    async def see(self, text: str, images: Sequence[str]) -> Encoded:
-        """A rendered conversation with its images, by their addresses. Raises `RequestError` for those that cannot be had or read."""
-        media = self.processor.media
-        assert media is not None
-        given = {"image": await self._fetcher.fetch(images)}
-        read = asyncio.get_running_loop().run_in_executor(self._readers, lambda: media(text, given, add_special_tokens=False))
+    async def see(self, text: str, media: Mapping[str, Sequence[str]]) -> Encoded:
+        """A rendered conversation with its media, by their addresses. Raises `RequestError` for those that cannot be had or read."""
+        read_media = self.processor.media
+        assert read_media is not None
+        given = {kind: await self._fetcher.fetch(addresses) for kind, addresses in media.items()}
+        read = asyncio.get_running_loop().run_in_executor(self._readers, lambda: read_media(text, given, add_special_tokens=False))
         ids, items, positions = await read
         return Encoded(ids, text, items, positions)
 

@@ -10,7 +10,7 @@ from pagoda.hal.errors import ConfigError
 from pagoda.hal.table import KernelPolicy
 from pagoda.models.load import Checkpoint, Description, open_checkpoint
 from pagoda.models.loading.reference import resolve
-from pagoda.models.side_by_side import Comparison, Culprit, Side, compare_sides, open_side
+from pagoda.serving.cli.side_by_side import Comparison, Culprit, Side, compare_sides, open_side
 from pagoda.serving.frontend.load import load_tokenizer
 
 LENGTHS = (1, 7, 33)

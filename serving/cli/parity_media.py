@@ -1,29 +1,32 @@
-"""Runs a checkpoint whose reference holds a prompt with an image through the engine, with the tensors that the reference was made of."""
+"""Runs a checkpoint whose reference holds a prompt with media through the engine, with the tensors that the reference was made of."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from pagoda.models.comparison import Finding, Tolerance
 from pagoda.serving.cli.parity_answers import engine_findings, greedy_params, logprobs_finding
 from pagoda.serving.sdk import LLM
 
-PROMPT, INPUTS = "vlm", "inputs."
+PROMPTS, INPUTS = ("vlm", "seq2seq"), "inputs."
 
 POOL_BYTES = 64 << 20
 
 Reference = dict[str, torch.Tensor]
 
 
-def is_media(reference: Reference) -> bool:
-    """Whether the reference is of a prompt with an image."""
-    return f"{PROMPT}.prompt" in reference
+def is_media(reference: Reference, config: Mapping[str, Any]) -> bool:
+    """Whether the reference is of a prompt with media among its tokens."""
+    return "vlm.prompt" in reference or ("seq2seq.prompt" in reference and "audio_token_id" in config)
 
 
 def check_media(path: Path, device: str, reference: Reference, ranks: int, tolerance: Tolerance) -> list[Finding]:
     """Twice: the second time embeddings, and pages where the prompt fills any, are there already."""
-    ids = reference[f"{PROMPT}.prompt"].tolist()
+    asked = next(name for name in PROMPTS if f"{name}.prompt" in reference)
+    ids = reference[f"{asked}.prompt"].tolist()
     tensors = {name.removeprefix(INPUTS): tensor for name, tensor in reference.items() if name.startswith(INPUTS)}
     prompt = {"prompt_token_ids": ids, "multi_modal_data": {"processed": tensors}}
     findings: list[Finding] = []
@@ -31,16 +34,16 @@ def check_media(path: Path, device: str, reference: Reference, ranks: int, toler
         str(path),
         device=device,
         dtype="float32",
-        max_model_len=len(ids) + len(reference[f"{PROMPT}.tokens"]),
+        max_model_len=len(ids) + len(reference[f"{asked}.tokens"]),
         tensor_parallel_size=ranks,
         kv_cache_memory_bytes=POOL_BYTES,
         skip_tokenizer_init=True,
     ) as llm:
         for turn in ("engine", "again"):
-            (output,) = llm.generate([prompt], greedy_params(reference, PROMPT, turn == "engine"), use_tqdm=False)
+            (output,) = llm.generate([prompt], greedy_params(reference, asked, turn == "engine"), use_tqdm=False)
             answer = output.outputs[0]
-            findings += engine_findings(PROMPT, list(answer.token_ids), answer.logprobs or [], reference, tolerance, turn)
+            findings += engine_findings(asked, list(answer.token_ids), answer.logprobs or [], reference, tolerance, turn)
             if output.prompt_logprobs is not None:
                 got = [row for row in output.prompt_logprobs if row is not None]
-                findings.append(logprobs_finding(f"{PROMPT}.prompt_logprobs", got, reference[f"{PROMPT}.full_logits"], tolerance))
+                findings.append(logprobs_finding(f"{asked}.prompt_logprobs", got, reference[f"{asked}.full_logits"], tolerance))
     return findings

@@ -65,7 +65,7 @@ def check(path: Path, backend: Backend, ranks: int = 1, tolerance: Tolerance | N
         reference = load_file(path / REFERENCE)
         if is_pooled(reference):
             return Report(str(path), tuple(check_pooled(path, backend.name, reference, turns(reference), ranks, tolerance)))
-        if is_media(reference):
+        if is_media(reference, open_checkpoint(path).config):
             return Report(str(path), tuple(check_media(path, backend.name, reference, ranks, tolerance)))
         if is_crossed(reference):
             outputs = run_crossed(path, backend.name, reference, ranks, greedy_params(reference, NAME))

@@ -11,8 +11,8 @@ from pagoda.hal.errors import RequestError
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 """Part types that are text, and the key that holds it."""
 
-IMAGE_PART = {"type": "image"}
-"""Where an image stands, for templates that take parts."""
+MEDIA_PARTS = ({"type": "image"}, {"type": "video"}, {"type": "audio"})
+"""Where media stand, for templates that take parts."""
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
@@ -54,7 +54,7 @@ def _content(content: Any, where: str, form: ContentFormat) -> str | list[dict[s
     if not isinstance(content, Sequence):
         raise RequestError(f"{where} must be a string or a list of parts", param=where)
     if form.parts:
-        return [IMAGE_PART if part == IMAGE_PART else _text_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+        return [dict(part) if part in MEDIA_PARTS else _text_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
     return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
 
 

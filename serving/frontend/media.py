@@ -1,8 +1,7 @@
-"""From a prompt with pictures to token ids, items and positions, by transformers' own processor; runs where the frontend runs."""
+"""From a prompt with media to token ids, items and positions, by transformers' own processor; runs where the frontend runs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
@@ -10,14 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pagoda.hal.errors import RequestError
+from pagoda.models.loading.json_file import read_json
 from pagoda.models.media import MediaItem, MediaPositions
-from pagoda.serving.frontend.pictures import decoded
+from pagoda.serving.frontend.media_files import picture_of, sound_of, video_of
+from pagoda.serving.frontend.sound import RATE
 
 if TYPE_CHECKING:
     from pagoda.models.bridge.prompt import MediaReader
 
 MEDIA = "multi_modal_data"
-"""Key of a prompt mapping under which its media are: {"image": a picture or several}, or {"processed": tensors} with token ids."""
+"""Key of a prompt mapping under which its media are: {"image": a picture or several, "video": …, "audio": …}, or {"processed": tensors}
+with token ids."""
 
 Read = tuple[list[int], tuple[MediaItem, ...], MediaPositions | None]
 
@@ -39,20 +41,29 @@ class MediaProcessor:
 
         Raises `RequestError` for what the model or its processor does not take.
         """
-        unknown = sorted(set(media) - {"image", "processed"})
+        unknown = sorted(set(media) - {"image", "video", "audio", "processed"})
         if unknown:
-            raise RequestError(f"{MEDIA} has {', '.join(unknown)}; this model takes image", param=MEDIA)
+            raise RequestError(f"{MEDIA} has {', '.join(unknown)}; there are image, video and audio", param=MEDIA)
         if "processed" in media:
             if isinstance(prompt, str):
                 raise RequestError("processed tensors go with prompt_token_ids that hold their placeholders", param=MEDIA)
             return (prompt, *self._reader.read(prompt, media["processed"]))
-        return self._process(prompt, [decoded(one) for one in _listed(media["image"])], add_special_tokens)
+        return self._process(prompt, media, add_special_tokens)
 
-    def _process(self, prompt: str | list[int], images: list[Any], special: bool) -> Read:
+    def _process(self, prompt: str | list[int], media: Mapping[str, Any], special: bool) -> Read:
+        given: dict[str, Any] = {}
+        if "image" in media:
+            given["images"] = [picture_of(one) for one in _listed(media["image"])]
+        if "video" in media:
+            given["videos"] = [video_of(one) for one in _videos(media["video"])]
+        if "audio" in media:
+            sounds = media["audio"]
+            given["audio"] = [sound_of(one) for one in (sounds if isinstance(sounds, list) else [sounds])]
+            given["sampling_rate"] = RATE
         if not isinstance(prompt, str):
             prompt = self._processor.tokenizer.decode(prompt)
         try:
-            made = self._processor(text=[prompt], images=images, return_tensors="pt", add_special_tokens=special)
+            made = self._processor(text=[prompt], **given, return_tensors="pt", add_special_tokens=special)
         except Exception as error:  # whatever a processor raises is about what it was given
             raise RequestError(f"the model's processor refuses this prompt: {type(error).__name__}: {error}", param=MEDIA) from error
         ids = made.pop("input_ids")[0].tolist()
@@ -60,7 +71,7 @@ class MediaProcessor:
 
     @cached_property
     def _reader(self) -> MediaReader:
-        made: MediaReader = _tools().MediaReader(json.loads((self._folder / "config.json").read_text(encoding="utf-8")))
+        made: MediaReader = _tools().MediaReader(read_json(self._folder / "config.json"))
         return made
 
     @cached_property
@@ -71,6 +82,12 @@ class MediaProcessor:
 def _tools() -> Any:
     """The module that knows transformers, which a process without pictures does not pay for."""
     return import_module("pagoda.models.bridge.prompt")
+
+
+def _videos(given: Any) -> list[Any]:
+    """Several videos, or one: a list of frames that are objects of this process is one."""
+    several = isinstance(given, list | tuple) and all(isinstance(one, list | tuple | bytes | str) for one in given)
+    return list(given) if several else [given]
 
 
 def _listed(images: Any) -> list[Any]:

@@ -14,12 +14,13 @@ from pagoda.serving.engine.messages import EncoderPrompt, EngineFacts, EngineReq
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.token_ids import check_ids
 from pagoda.serving.frontend.bad_words import with_bad_word_ids
-from pagoda.serving.frontend.chat_images import take_images
+from pagoda.serving.frontend.chat_media import take_media
 from pagoda.serving.frontend.encoder_prompts import is_pair, split_pair, started
 from pagoda.serving.frontend.media import MEDIA, ReadMedia
 from pagoda.serving.frontend.sound import heard
 from pagoda.serving.frontend.text import TextFrontend
 
+MANY = {"image": "images", "video": "videos", "audio": "sounds"}
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or either in a mapping: {"prompt": …} or {"prompt_token_ids": […]}."""
@@ -80,6 +81,7 @@ class Processor:
         """Of a prompt with {"multi_modal_data": {"image": …}}."""
         if self.media is None:
             raise RequestError("this model takes text only; leave out multi_modal_data", param=MEDIA)
+        check_kinds(prompt[MEDIA], self.facts.modalities, MEDIA)
         text = _of_mapping(prompt)
         ids, items, positions = self.media(text if isinstance(text, str) else _checked(text), prompt[MEDIA])
         return Encoded(ids, text if isinstance(text, str) else None, items, positions)
@@ -101,12 +103,11 @@ class Processor:
         """Ids of a conversation; `options` are those of `text.ChatTemplate.render`."""
         if self.text.template is None:
             raise RequestError("this model has no chat template: use generate with a prompt, or give a template", param="messages")
-        messages, images = take_images(messages)
-        if images and self.media is None:
-            raise RequestError("this model takes text only; leave out the images", param="messages")
+        messages, media = take_media(messages)
+        check_kinds(media, self.facts.modalities if self.media is not None else (), "messages")
         text = self.text.template.render(messages, **options)
-        if images and self.media is not None:
-            ids, items, positions = self.media(text, {"image": images}, add_special_tokens=False)
+        if media and self.media is not None:
+            ids, items, positions = self.media(text, media, add_special_tokens=False)
             return Encoded(ids, text, items, positions)
         return Encoded(self.text.tokenizer.encode(text, add_special_tokens=False), text)
 
@@ -151,6 +152,14 @@ class Processor:
         )
         check_ids(request, self.facts.vocab_size)
         return request
+
+
+def check_kinds(media: Mapping[str, Any], taken: Sequence[str], param: str) -> None:
+    """Raises `RequestError` for media of a kind that the model does not take."""
+    foreign = [MANY.get(kind, kind) for kind in media if kind != "processed" and kind not in taken]
+    if foreign:
+        takes = f"text and {', '.join(MANY[kind] for kind in taken)}" if taken else "text only"
+        raise RequestError(f"this model takes {takes}; leave out the {', '.join(foreign)}", param=param, code="unsupported_content")
 
 
 def _checked(ids: Sequence[int]) -> list[int]:

@@ -16,10 +16,10 @@ import torch
 from pagoda.hal.discovery import find
 from pagoda.hal.kv import CacheGroup, CacheKind, LayerCache
 from pagoda.hal.table import KernelPolicy
-from pagoda.models.side_by_side import Comparison, compare_sides, open_side
 from pagoda.ops.norm import NormFacts
 from pagoda.ops.table import kernel_table
 from pagoda.serving.cli.diff import told
+from pagoda.serving.cli.side_by_side import Comparison, compare_sides, open_side
 from pagoda.serving.conformance.tiny_models import TINY
 
 SOURCE = Path(__file__).parent / "paperchip"

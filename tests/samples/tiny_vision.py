@@ -44,6 +44,19 @@ KINDS: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "siglip_vision_model", **CLIP},
         "mm_tokens_per_image": 16,
     },
+    "Lfm3Vl": {
+        "text_config": {
+            "model_type": "lfm3", **TEXT, "head_dim": 8, "num_hidden_layers": 3, "sliding_window": 8, "conv_L_cache": 3,
+            "layer_types": ["conv", "full_attention", "sliding_attention"],
+            "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")},
+        },
+        "vision_config": {
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+            "layer_types": ["conv", "full_attention"], "conv_kernel_size": 3, "patch_size": 4, "spatial_merge_size": 2,
+            "temporal_patch_size": 2, "in_channels": 3,
+        },
+        "projector_hidden_size": 32,
+    },
 }  # fmt: skip
 
 
@@ -71,7 +84,8 @@ def inputs(name: str, seed: int) -> tuple[list[int], dict[str, torch.Tensor]]:
         return ids, _pixels(name, ids, torch.randn(1, 3, 32, 32, generator=generator))
     kinds = torch.tensor([[int(token == IMAGE) for token in ids]], dtype=torch.int32)
     pixels = torch.randn(64, 3 * 2 * 4 * 4, generator=generator)
-    return ids, {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 8, 8]]), "mm_token_type_ids": kinds}
+    own = {} if name == "Lfm3Vl" else {"mm_token_type_ids": kinds}
+    return ids, {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 8, 8]]), **own}
 
 
 def _pixels(name: str, ids: list[int], pixels: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -85,10 +99,11 @@ def two_images(name: str) -> tuple[list[int], dict[str, torch.Tensor]]:
     if name in ("Llava", "Gemma3"):
         return [*ids, *ids], _pixels(name, [*ids, *ids], torch.cat([first["pixel_values"], second["pixel_values"]]))
     ids = [*ids, 50, *[IMAGE] * 8, 60]
+    kinds = torch.tensor([[int(token == IMAGE) for token in ids]], dtype=torch.int32)
     return ids, {
         "pixel_values": torch.cat([first["pixel_values"], second["pixel_values"][:32]]),
         "image_grid_thw": torch.tensor([[1, 8, 8], [1, 4, 8]]),
-        "mm_token_type_ids": torch.tensor([[int(token == IMAGE) for token in ids]], dtype=torch.int32),
+        **({} if name == "Lfm3Vl" else {"mm_token_type_ids": kinds}),
     }
 
 

@@ -12,6 +12,8 @@ from pagoda.models.checkpoint import apply, inverse
 from pagoda.models.comparison import Tolerance, compare_values
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import describe, load_model, open_checkpoint
+from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.sdk import LLM
 from safetensors.torch import load_file
 from spec_samples import opened
 from tiny_checkpoints import logits, make
@@ -70,6 +72,10 @@ MULTIPLIERS = {
 MIXED = ["full_attention", "sliding_attention"]
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 
+ZAMBA = {
+    "num_hidden_layers": 6, "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid", "linear_attention"],
+    "mamba_d_state": 8, "n_mamba_heads": 4, "mamba_ngroups": 2, "num_key_value_heads": 4, "adapter_rank": 6, "hidden_act": "gelu",
+}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "mistral": ("Mistral", {"sliding_window": 9}),
@@ -254,6 +260,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": ("FalconH1", {**STATES, **MULTIPLIERS, "mamba_d_ssm": 64}),
     "falcon_h1_normed": ("FalconH1", {**STATES, "mamba_d_ssm": 64, "mamba_rms_norm": True, "mamba_norm_before_gate": False}),
     "minimax_m2": ("MiniMaxM2", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "zamba2": ("Zamba2", ZAMBA),
+    "zamba2_adapted": ("Zamba2", {**ZAMBA, "num_mem_blocks": 2, "use_shared_attention_adapter": True, "use_mem_rope": True}),
 }
 
 
@@ -318,3 +326,30 @@ def older(config: dict[str, Any]) -> dict[str, Any]:
     config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope} if rope["rope_type"] != "default" else None
     config["torch_dtype"] = config.pop("dtype")
     return config
+
+
+HYBRIDS = (
+    "mamba", "falcon_mamba", "mamba2", "jamba", "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear",
+    "minimax", "bamba", "granite_hybrid", "nemotron_h", "falcon_h1", "zamba2_adapted", "rwkv",
+)  # fmt: skip
+
+
+def greedy(model: torch.nn.Module, ids: list[int], count: int) -> list[int]:
+    for _ in range(count):
+        ids = [*ids, int(logits(model, ids)[-1].argmax())]
+    return ids[-count:]
+
+
+@pytest.mark.parametrize("case", HYBRIDS)
+def test_a_prefix_that_requests_share_is_found_again(case: str, tmp_path: Path) -> None:
+    name, values = CASES[case]
+    model = make(tmp_path, name, **{"max_position_embeddings": 128, **values})
+    prefix = [(37 * i + 11) % 120 + 5 for i in range(80)]
+    prompts = [[*prefix, *end] for end in ([9, 17, 44], [60, 21], [9, 17, 45, 3])]
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    with LLM(
+        str(tmp_path), device="cpu", dtype="float32", max_model_len=128, kv_cache_memory_bytes=16 << 20, skip_tokenizer_init=True
+    ) as llm:
+        outputs = [llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)[0] for ids in prompts]
+    assert [list(output.outputs[0].token_ids) for output in outputs] == [greedy(model, ids, 4) for ids in prompts]
+    assert outputs[0].num_cached_tokens == 0 and all(output.num_cached_tokens > 0 for output in outputs[1:])

@@ -10,11 +10,11 @@ from pagoda.hal.discovery import find
 from pagoda.hal.table import KernelPolicy
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import describe, load_model
-from pagoda.models.side_by_side import Side, compare_sides, open_side, run_texts
 from pagoda.ops.call_check import Verdict
 from pagoda.ops.table import kernel_table
 from pagoda.serving.cli.diff import told
 from pagoda.serving.cli.main import main
+from pagoda.serving.cli.side_by_side import Side, compare_sides, open_side, run_texts
 from pagoda.serving.conformance.tiny_models import TINY
 from tiny_checkpoints import make
 

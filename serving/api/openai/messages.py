@@ -1,4 +1,4 @@
-"""From chat messages to token ids, through the model's chat template, and the images that they bring."""
+"""From chat messages to token ids, through the model's chat template, and the media that they bring."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from pagoda.hal.errors import RequestError
 from pagoda.serving.api.service import Service
-from pagoda.serving.frontend.chat_images import take_images
+from pagoda.serving.frontend.chat_media import take_media
 from pagoda.serving.frontend.processor import Encoded
 from pagoda.serving.frontend.text import ChatTemplate
 
@@ -31,14 +31,14 @@ async def chat_prompt(
     documents: Sequence[Mapping[str, Any]] | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> Encoded:
-    """Token ids of a conversation, and its images. Long ones are rendered and encoded off the event loop."""
+    """Token ids of a conversation, and its media. Long ones are rendered and encoded off the event loop."""
     template = _template(service, request)
     generation, final = request.add_generation_prompt is not False, bool(request.continue_final_message)
     if generation and final:
         raise RequestError("continue_final_message needs add_generation_prompt=false", param="continue_final_message")
 
-    messages, images = take_images(request.messages)
-    service.check_images(images)
+    messages, media = take_media(request.messages)
+    service.check_media(media)
 
     def text() -> str:
         return template.render(
@@ -57,8 +57,8 @@ async def chat_prompt(
     size = sum(len(content_text(message)) for message in request.messages) + (len(str(tools)) if tools else 0)
     if getattr(request, "truncate_prompt_tokens", None) is None:
         service.check_size(size)
-    if images:
-        return await service.see(await service.off_loop(size, text), images)
+    if media:
+        return await service.see(await service.off_loop(size, text), media)
     return await service.off_loop(size, encoded)
 
 
