@@ -142,6 +142,10 @@ def inverse(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     return tuple(_inverse(rule) for rule in reversed(rules))
 
 
+NO_WEIGHTS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)) | {"bool", "complex64"}
+"""Types that no plain weight is stored in."""
+
+
 def check(stored: Mapping[str, StoredTensor], parameters: Mapping[str, Parameter], format: Format) -> None:
     """Raises `CheckpointError` naming every missing, unexpected and misshapen tensor at once."""
     wanted = {name: parameter for parameter in parameters.values() for name in _names(parameter, format)}
@@ -157,9 +161,14 @@ def check(stored: Mapping[str, StoredTensor], parameters: Mapping[str, Parameter
         for name, parameter in wanted.items()
         if name in stored and _is_whole(name, parameter, format) and tuple(stored[name].shape) != parameter.shape
     ]
+    ill_typed = [
+        f"{name} {stored[name].dtype}"
+        for name, parameter in wanted.items()
+        if name in stored and _is_whole(name, parameter, format) and stored[name].dtype in NO_WEIGHTS
+    ]
     problems = [
         f"{len(names)} {kind}: {', '.join(names)}"
-        for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
+        for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen), ("of no float type", ill_typed))
         if names
     ]
     if problems:

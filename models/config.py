@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from pagoda.hal.errors import ModelError
 
-T = TypeVar("T")
+T, P = TypeVar("T"), ParamSpec("P")
+MOST = {"layer": 10_000, "expert": 100_000, "position": 1 << 25, "ctx": 1 << 25, "": 1 << 31}
+"""More than any model has, by what a key's name holds: a damaged number must not keep us busy."""
 
 _HARMLESS = """
 architectures auto_map model_type _name_or_path _model_name_or_path name_or_path transformers_version torch_dtype dtype use_cache
@@ -27,6 +30,22 @@ HARMLESS = frozenset(_HARMLESS.split())
 _MISSING: Any = object()
 
 
+def sensible(function: Callable[P, T]) -> Callable[P, T]:
+    """What a checkpoint says may be anything: whatever code stumbles over is a `ModelError`."""
+
+    @wraps(function)
+    def checked(*arguments: P.args, **options: P.kwargs) -> T:
+        try:
+            return function(*arguments, **options)
+        except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ModelError(
+                f"what the checkpoint says does not go together ({what}); fetch it again, or correct its config.json"
+            ) from error
+
+    return checked
+
+
 class Config:
     """One (sub-)configuration.
 
@@ -43,7 +62,11 @@ class Config:
 
     def integer(self, *names: str, default: T = _MISSING) -> int | T:
         """The first of `names` that is set, as an int; `default` where none is. Raises `ModelError` on a missing or mistyped key."""
-        return self._typed(names, default, "an integer", lambda v: isinstance(v, int) and not isinstance(v, bool))
+        value = self._typed(names, default, "an integer", lambda v: isinstance(v, int) and not isinstance(v, bool))
+        most = next(most for part, most in MOST.items() if part in names[0])
+        if isinstance(value, int) and not (1 if most == 1 << 25 else -1) <= value <= most:
+            raise ModelError(f"{self.where}: {names[0]}={value} makes no sense; the most is {most}")
+        return value
 
     def number(self, *names: str, default: T = _MISSING) -> float | T:
         value = self._typed(names, default, "a number", lambda v: isinstance(v, int | float) and not isinstance(v, bool))

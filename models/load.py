@@ -22,7 +22,7 @@ from pagoda.models.bridge.spec import BridgeSpec
 from pagoda.models.bridge.texts import TextModel
 from pagoda.models.builder import Builder, Numerics, Parameter, Part
 from pagoda.models.checkpoint import apply, check
-from pagoda.models.config import Config
+from pagoda.models.config import Config, sensible
 from pagoda.models.conversion import AS_IT_IS, Wanted
 from pagoda.models.decoder import Decoder, ropes_of
 from pagoda.models.encoder_decoder import built
@@ -86,6 +86,7 @@ class Description:
     sees: Seeing | None = None
 
 
+@sensible
 def describe(
     checkpoint: Checkpoint | Mapping[str, Any],
     *,
@@ -379,5 +380,5 @@ def _ids(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
     found: list[int] = []
     for config in (checkpoint.generation_config, checkpoint.config):
         value = config.get(name)
-        found += value if isinstance(value, list) else [value] if isinstance(value, int) else []
+        found += [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
     return tuple(dict.fromkeys(found))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.hal.errors import CheckpointError
+from pagoda.models.loading.json_file import read_json
 
 REFUSED: Mapping[str, str] = {
     "use_dora": "weight-decomposed adapters (DoRA)",
@@ -44,10 +44,7 @@ def read_config(folder: Path) -> LoraConfig:
     path = folder / "adapter_config.json"
     if not path.is_file():
         raise CheckpointError(f"{folder} holds no adapter_config.json; give the folder that PEFT's save_pretrained wrote")
-    try:
-        values = json.loads(path.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}; fetch it again") from error
+    values = read_json(path)
     if not isinstance(values, dict) or values.get("peft_type") != "LORA":
         found = values.get("peft_type") if isinstance(values, dict) else type(values).__name__
         raise CheckpointError(f"{path} has peft_type {found!r}; only LORA adapters are supported")

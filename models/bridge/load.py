@@ -79,18 +79,16 @@ def load_bridged(
 
 def _hollow(spec: BridgeSpec, facts: ModelFacts, build: Builder, module: Module) -> BridgeModel | TextModel:
     if spec.way == "texts":
-        kind = RecomputedTexts if facts.pooler is None else PooledTexts
-        return kind(spec, build.table, facts, module)
+        return (RecomputedTexts if facts.pooler is None else PooledTexts)(spec, build.table, facts, module)
     if build.shard.world > 1:
         split_module(module, build.shard)
     return BridgeModel(spec, build, facts, module)
 
 
 def _texts(spec: BridgeSpec, facts: ModelFacts, build: Builder, module: Module, refill: Callable[[], None]) -> TextModel:
-    if facts.pooler is not None:
-        return PooledTexts(spec, build.table, facts, module, refill)
-    model = RecomputedTexts(spec, build.table, facts, module, refill)
-    _check_causal(model, build.numerics.dtype)
+    model = (RecomputedTexts if facts.pooler is None else PooledTexts)(spec, build.table, facts, module, refill)
+    if isinstance(model, RecomputedTexts):
+        _check_causal(model, build.numerics.dtype)
     return model
 
 

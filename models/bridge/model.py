@@ -85,14 +85,14 @@ class BridgeModel:
         if facts is not None:
             self.facts = facts
         self.adapters, self.loaded = AdapterSlots(), Loaded()
-        self.encoder: Encoder | None = None
+        sees = module is not None and spec.media is not None
+        self.encoder: Encoder | None = BridgedEncoder(module, spec.body, spec.top) if sees else None
         self._now = Now()
         self._mixers = [BridgedAttention(build, call, self._now) for call in spec.calls]
         self._stack = MixerStack(self._mixers)
         if module is not None:
             self.loaded.add([*module.parameters(), *module.buffers()])
             self._body = module.get_submodule(spec.body)
-            self.encoder = BridgedEncoder(module, spec.body, spec.top) if spec.media is not None else None
             for path in {call.path for call in spec.calls}:
                 own = [mixer for call, mixer in zip(spec.calls, self._mixers, strict=True) if call.path == path]
                 setattr(module.get_submodule(path), ATTRIBUTE, own[0] if len(own) == 1 else InTurn(own))

@@ -50,9 +50,8 @@ class TextModel:
         if facts is not None:
             self.facts = facts
         self.adapters, self.loaded = AdapterSlots(), Loaded()
-        self.encoder: Encoder | None = None
-        if module is not None and spec.media is not None:
-            self.encoder = BridgedEncoder(module, spec.body, spec.top)
+        sees = module is not None and spec.media is not None
+        self.encoder: Encoder | None = BridgedEncoder(module, spec.body, spec.top) if sees else None
         if module is not None:
             self.loaded.add([*module.parameters(), *module.buffers()])
             taken = inspect.signature(module.forward).parameters

@@ -25,13 +25,7 @@ def minimax(config: Config) -> DecoderSpec:
     kinds = layer_kinds(config, count, (LINEAR, FULL), default=default)
     factors = {kind: (_factors(config, name), _factors(config, "mlp")) for kind, name in ((LINEAR, "linear_attn"), (FULL, "full_attn"))}
     layers = (
-        Layer(
-            attention if kind == FULL else _lightning(heads, i, count),
-            moe,
-            mixer_in=norm,
-            ff_in=norm,
-            residual=Normed(*factors[kind]),
-        )
+        Layer(attention if kind == FULL else _lightning(heads, i, count), moe, mixer_in=norm, ff_in=norm, residual=Normed(*factors[kind]))
         for i, kind in enumerate(kinds)
     )
     return DecoderSpec(

@@ -14,7 +14,7 @@ LINEAR, HYBRID = "linear_attention", "hybrid"
 
 
 def zamba2(config: Config) -> DecoderSpec:
-    width, count, norm, blocks = config.integer("hidden_size"), config.integer("num_hidden_layers"), rms(config), _blocks(config)
+    width, count, norm = config.integer("hidden_size"), config.integer("num_hidden_layers"), rms(config)
     config.ignore(
         "attention_hidden_size", "chunk_size", "hybrid_layer_ids", "kv_channels", "num_logits_to_keep", "num_query_groups",
         "time_step_floor", "time_step_max", "use_conv_bias", "use_mamba_kernels", "use_mem_eff_path",
@@ -25,7 +25,7 @@ def zamba2(config: Config) -> DecoderSpec:
     bias = config.flag("add_bias_linear", default=False)
     ff = Mlp(config.integer("intermediate_size", default=4 * width), activation(config, "hidden_act", default="gelu"), True, bias, bias)
     rank, adapted = config.integer("adapter_rank", default=128), config.flag("use_shared_attention_adapter", default=False)
-    uses = iter(range(count))
+    uses, blocks = iter(range(count)), max(config.integer("num_mem_blocks", default=1), 1)
     layers = tuple(
         Layer(Shared(attention, ssd, next(uses) % blocks, ff, norm, rank, adapted), None)
         if kind == HYBRID
@@ -34,10 +34,6 @@ def zamba2(config: Config) -> DecoderSpec:
     )
     head, longest = Head(tied=config.flag("tie_word_embeddings", default=True)), config.integer("max_position_embeddings", default=4096)
     return DecoderSpec(config.integer("vocab_size"), width, layers, norm, Embed(), head, longest)
-
-
-def _blocks(config: Config) -> int:
-    return max(config.integer("num_mem_blocks", default=1), 1)
 
 
 def _kinds(config: Config, count: int) -> tuple[str, ...]:
@@ -74,13 +70,10 @@ def zamba2_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     for i, mixer in uses:
         first.setdefault(mixer.block, i)
     held = {f"layers.{i}.shared_transformer": f"shared.{block}" for block, i in first.items()}
-    adapters = [
-        rule for use, (i, mixer) in enumerate(uses) for rule in _adapter(use, f"layers.{first[mixer.block]}", f"layers.{i}.mixer", mixer)
-    ]
     return (
         Rename("model.final_layernorm.{t}", "model.norm.{t}"),
         *llama_rules(spec.head.tied, {"input_layernorm": "mixer_in"}),
-        *adapters,
+        *(rule for use, (i, mixer) in enumerate(uses) for rule in _adapter(use, first[mixer.block], f"layers.{i}.mixer", mixer)),
         *(rule for at, to in held.items() for rule in _block(at, to)),
         Drop("layers.{i}.shared_transformer.{x*}"),
         Rename("layers.{i}.linear.{t}", "layers.{i}.mixer.into.{t}"),
@@ -100,15 +93,15 @@ def _block(at: str, to: str) -> tuple[Rule, ...]:
     )
 
 
-def _adapter(use: int, at: str, to: str, mixer: Shared) -> tuple[Rule, ...]:
+def _adapter(use: int, first: int, to: str, mixer: Shared) -> tuple[Rule, ...]:
     """What one use adds to the block, which lies with the block's first layer."""
-    ff = f"{at}.shared_transformer.feed_forward.gate_up_proj_adapter_list.{use}"
+    ff = f"layers.{first}.shared_transformer.feed_forward.gate_up_proj_adapter_list.{use}"
     rules: list[Rule] = [
         Rename(f"{ff}.0.{{t}}", f"{to}.gate_down.{{t}}"),
         Split(f"{ff}.1.{{t}}", (f"{to}.gate_add.{{t}}", f"{to}.up_add.{{t}}")),
     ]
     for name in "qkv" if mixer.adapted else "":
-        own = f"{at}.shared_transformer.self_attn.linear_{name}_adapter_list.{use}"
+        own = f"layers.{first}.shared_transformer.self_attn.linear_{name}_adapter_list.{use}"
         rules += [Rename(f"{own}.0.{{t}}", f"{to}.{name}_down.{{t}}"), Rename(f"{own}.1.{{t}}", f"{to}.{name}_add.{{t}}")]
     return tuple(rules)
 

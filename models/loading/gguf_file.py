@@ -37,7 +37,7 @@ def _directory(head: GgufHead) -> dict[str, FileTensor]:
         if name in tensors:
             raise CheckpointError(f"{head.path}: two tensors are named {name}")
         tensors[name] = FileTensor(name, shape, _dtype(head.path, name, code), head.path, head.start + offset)
-    _check_extents(head.path, list(tensors.values()), head.size)
+    _check_extents(head, list(tensors.values()))
     return tensors
 
 
@@ -50,8 +50,8 @@ def _dtype(path: Path, name: str, code: int) -> str:
     return kind.name
 
 
-def _check_extents(path: Path, tensors: list[FileTensor], size: int) -> None:
-    end = 0
+def _check_extents(head: GgufHead, tensors: list[FileTensor]) -> None:
+    path, size, end = head.path, head.size, head.start
     for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
         try:
             length = tensor.nbytes
@@ -64,3 +64,5 @@ def _check_extents(path: Path, tensors: list[FileTensor], size: int) -> None:
             raise CheckpointError(
                 f"{path}: {tensor.name} needs bytes up to {end}, the file ends at {size}; it is truncated, fetch it again"
             )
+    if size - end >= head.alignment:
+        raise CheckpointError(f"{path}: no tensor takes the last {size - end} bytes: its count of tensors is damaged, fetch it again")

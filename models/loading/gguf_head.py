@@ -33,7 +33,7 @@ class GgufHead:
     Attributes:
         metadata: values by key: numbers, bools, strings, lists of them.
         entries: its tensors, in file order.
-        start: byte where the data begins. size: bytes of the file.
+        start: byte where the data begins, a multiple of `alignment`, as every tensor. size: bytes of the file.
 
     Raises `CheckpointError` where the head is truncated, corrupt, or of another byte order.
     """
@@ -45,7 +45,8 @@ class GgufHead:
             tensor_count, value_count = _preamble(head)
             self.metadata: Mapping[str, Any] = _read_metadata(head, value_count)
             self.entries = tuple(_read_entry(head) for _ in range(tensor_count))
-            self.start = _aligned(head.position, self._alignment())
+            self.alignment = self._alignment()
+            self.start = _aligned(head.position, self.alignment)
             self.size = len(data)
 
     def _alignment(self) -> int:
@@ -74,8 +75,8 @@ class _Cursor:
         return taken
 
     def number(self, code: str, count: int = 1) -> tuple[Any, ...]:
-        layout = struct.Struct(f"<{count}{code}")
-        return layout.unpack(self.take(layout.size))
+        taken = self.take(struct.calcsize(f"<{code}") * count)  # before a count that no file holds becomes a layout
+        return struct.unpack(f"<{count}{code}", taken)
 
     def text(self) -> str:
         # Some vocabularies hold pieces that are no UTF-8.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.hal.errors import CheckpointError, ConfigError
+from pagoda.models.config import sensible
 from pagoda.models.loading.gguf_config import gguf_generation_config
 from pagoda.models.loading.gguf_source import GgufModel
 from pagoda.models.loading.json_file import read_json
@@ -33,6 +34,7 @@ class Checkpoint:
     where: str
 
 
+@sensible
 def open_checkpoint(path: str | Path, load_format: str = "auto", overrides: Mapping[str, Any] | None = None) -> Checkpoint:
     """Read the configuration of a local folder or GGUF file.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
 from typing import Any
 
 from pagoda.hal.errors import CheckpointError
+from pagoda.models.loading.json_file import parsed
 from pagoda.models.loading.stored import DTYPES, FileTensor
 
 HEADER_LIMIT = 100_000_000
@@ -59,10 +59,7 @@ def _raw_header(path: Path) -> tuple[int, int, dict[str, Any]]:
             text = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{path} can not be read: {error.strerror}") from None
-    try:
-        header = json.loads(text)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: the header of {length} bytes is not JSON ({error}); fetch the file again") from None
+    header = parsed(text, f"{path}: the header of {length} bytes")
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: the header is a JSON {type(header).__name__}, expected an object")
     return size, length, header

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pagoda.hal.errors import CheckpointError
+from pagoda.models.loading.json_file import read_json
 from pagoda.models.loading.safetensors_header import read_header
 from pagoda.models.loading.stored import FileTensor
 from pagoda.models.weights import Naming
@@ -56,10 +56,7 @@ def safetensors_files(folder: Path) -> tuple[tuple[Path, ...], Path | None]:
 
 def read_index(index: Path) -> dict[str, str]:
     """Tensor name → shard's file name."""
-    try:
-        content = json.loads(index.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{index} is not JSON: {error}; fetch it again") from None
+    content = read_json(index)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{index} is no index of shards: expected a JSON object whose weight_map says which file holds each tensor")

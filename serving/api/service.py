@@ -151,7 +151,7 @@ class Service:
                     param="messages",
                 )
             if not all(isinstance(address, str) for address in given):
-                raise RequestError(f"an {kind} must come by its address: https://… or data:{kind}/…;base64,…", param="messages")
+                raise RequestError(f"{MANY[kind]} must come by their address: https://… or data:{kind}/…;base64,…", param="messages")
 
     async def see(self, text: str, media: Mapping[str, Sequence[str]]) -> Encoded:
         """A rendered conversation with its media, by their addresses. Raises `RequestError` for those that cannot be had or read."""

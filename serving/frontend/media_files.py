@@ -71,7 +71,7 @@ def data_of(uri: str) -> Any:
     if not head.startswith("data:") or kind not in KINDS or not comma:
         raise RequestError("an image must come as a data URI here: data:image/png;base64,…", param="messages")
     if not head.endswith(";base64"):
-        raise RequestError(f"the data URI of an {kind} must be base64: {head};base64,…", param="messages")
+        raise RequestError(f"the data URI of the {kind} must be base64: {head};base64,…", param="messages")
     if len(body) > MAX_BYTES * 4 // 3 + 4:
         raise too_large(len(body) * 3 // 4, kind)
     parts = body.split(",") if uri.startswith(FRAMES) else [body]
@@ -83,7 +83,7 @@ def data_of(uri: str) -> Any:
 
 
 def too_large(size: int, kind: str = "image") -> RequestError:
-    return RequestError(f"a {kind} of {size} bytes or more; at most {MAX_BYTES} are taken; send a smaller one", param="messages")
+    return RequestError(f"the {kind} has {size} bytes or more; at most {MAX_BYTES} are taken; send a smaller one", param="messages")
 
 
 def _frames(data: bytes | bytearray, kind: str) -> Sequence[Any]:
@@ -94,7 +94,7 @@ def _frames(data: bytes | bytearray, kind: str) -> Sequence[Any]:
             count = getattr(picture, "n_frames", 1) if kind == "video" else 1
             if picture.width * picture.height * count > MAX_PIXELS or count > MAX_FRAMES:
                 raise RequestError(
-                    f"an {kind} of {picture.width} by {picture.height} points and {count} frames; at most {MAX_PIXELS} points and"
+                    f"the {kind} has {picture.width} by {picture.height} points and {count} frames; at most {MAX_PIXELS} points and"
                     f" {MAX_FRAMES} frames are taken; send a smaller one",
                     param="messages",
                 )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from gguf_writer import write_gguf
-from pagoda.hal.errors import PagodaError
+from pagoda.hal.errors import ConfigError, PagodaError
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import describe, load_model, open_checkpoint
 from spec_samples import opened
@@ -31,9 +31,10 @@ PROMPT = [64, 70, 90, 8, 33]
 ROPE = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64}  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}
-STATES = {"head_dim": 16, "num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-          "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-          "num_experts": 0, "mlp_only_layers": [0, 1, 2, 3]}  # fmt: skip
+STATES = {
+    **EXPERTS, "shared_expert_intermediate_size": 20, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": ROPE}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 9}),
@@ -123,7 +124,10 @@ def answer(path: Path) -> list[int]:
     """Greedy tokens of the checkpoint at `path`."""
     device, table = opened()
     checkpoint = open_checkpoint(path)
-    model = load_model(describe(checkpoint, dtype="float32", table=table), device, table)
+    description = describe(checkpoint, dtype="float32", table=table)
+    if description.facts.max_positions < 16:  # what an engine would refuse to be configured for
+        raise ConfigError(f"{path.name} allows {description.facts.max_positions} positions")
+    model = load_model(description, device, table)
     ((tokens, _),) = DirectRun(model, device, 1, 16).generate([PROMPT], 6)
     return tokens
 

@@ -42,7 +42,7 @@ def make_hearing(folder: Path) -> torch.nn.Module:
     fast.chat_template = (
         "{% for m in messages %}{% for p in m.content %}{{ '<sound>' if p.type == 'audio' else p.text }} {% endfor %}{% endfor %}"
     )
-    spectra = transformers.WhisperFeatureExtractor(feature_size=BINS, sampling_rate=RATE, chunk_length=1, padding_value=0.0)
+    spectra = transformers.WhisperFeatureExtractor(feature_size=BINS, sampling_rate=RATE, chunk_length=2, padding_value=0.0)
     transformers.GlmAsrProcessor(spectra, fast, chat_template=fast.chat_template, audio_token="<sound>").save_pretrained(folder)
     fast.save_pretrained(folder)
     return model

@@ -343,7 +343,7 @@ def greedy(model: torch.nn.Module, ids: list[int], count: int) -> list[int]:
 @pytest.mark.parametrize("case", HYBRIDS)
 def test_a_prefix_that_requests_share_is_found_again(case: str, tmp_path: Path) -> None:
     name, values = CASES[case]
-    model = make(tmp_path, name, **{"max_position_embeddings": 128, **values})
+    model = make(tmp_path, name, **values)
     prefix = [(37 * i + 11) % 120 + 5 for i in range(80)]
     prompts = [[*prefix, *end] for end in ([9, 17, 44], [60, 21], [9, 17, 45, 3])]
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
