@@ -57,8 +57,8 @@ PG_INLINE void int_lanes(const float* x, int64_t ld, int64_t count, int16_t* out
   _mm512_storeu_ps(scale, _mm512_mul_ps(largest, _mm512_set1_ps(1.0f / LARGEST_RIGHT)));
   int64_t i = 0;
   for (; i + 1 < count; i += 2, out += 2 * GROUP)
-    put_pair(_mm512_mul_ps(_mm512_loadu_ps(x + i * ld), inverse), _mm512_mul_ps(_mm512_loadu_ps(x + (i + 1) * ld), inverse), out);
-  if (i < count) put_pair(_mm512_mul_ps(_mm512_loadu_ps(x + i * ld), inverse), _mm512_setzero_ps(), out), i += 2, out += 2 * GROUP;
+    put_nearest(_mm512_loadu_ps(x + i * ld), _mm512_loadu_ps(x + (i + 1) * ld), inverse, out);
+  if (i < count) put_nearest(_mm512_loadu_ps(x + i * ld), _mm512_setzero_ps(), inverse, out), i += 2, out += 2 * GROUP;
   for (; i < SPAN; i += 2, out += 2 * GROUP) _mm512_storeu_si512(out, _mm512_setzero_si512());
 }
 
@@ -158,8 +158,10 @@ static void soften_int(const PgAttention* f, float* logits, int16_t* weights, in
     strange = _mm512_or_si512(strange, w);
     _mm256_storeu_si256((__m256i*)(weights + j), _mm512_cvtepi32_epi16(w));
   }
-  *top = peak * scale;
-  *total = _mm512_movepi32_mask(strange) ? NAN : (float)_mm512_reduce_add_epi32(sums) * (1.0f / (1 << WEIGHT_BITS));
+  // Integers hold no NaN: the row's statistics carry it, the first of them into all that is merged with them.
+  bool odd = _mm512_movepi32_mask(strange) != 0;
+  *top = odd ? NAN : peak * scale;
+  *total = odd ? NAN : (float)_mm512_reduce_add_epi32(sums) * (1.0f / (1 << WEIGHT_BITS));
 }
 
 #endif

@@ -11,8 +11,8 @@ namespace PG_ISA {
 
 constexpr int64_t INNER_BLOCK = 1024;  // inner indices of a panel that stays in the second-level cache
 constexpr int64_t ROW_BLOCK = 240;     // rows whose partial sums stay there too
+constexpr int64_t FEW_INNER = 128;     // the same of the first-level cache, where rows are few
 constexpr int FEW_ROWS = 32;           // up to here weights are fetched ahead
-constexpr int FEWER_ROWS = 12;         // up to here they are read once
 
 template <class T>
 static void pack_groups(const PgGemm* g, const T* source, int64_t stride, T* packed) {
@@ -68,13 +68,16 @@ static void gemm_part(const PgGemm* g, const typename K::A* x, int64_t x_stride,
     int64_t groups = last - n < MAX_GROUPS ? last - n : MAX_GROUPS;
     for (int64_t m = 0; m < rows; m += ROW_BLOCK) {
       int64_t count = rows - m < ROW_BLOCK ? rows - m : ROW_BLOCK;
-      int64_t step = rows <= FEWER_ROWS ? inner : INNER_BLOCK;
+      int64_t step = !few ? INNER_BLOCK : rows <= MAX_ROWS ? inner : FEW_INNER;
       for (int64_t k = 0; k < inner; k += step) {
         int64_t depth = inner - k < step ? inner - k : step;
+        const typename K::A* left = x + m * x_stride + k;
+        const B* right = weight + n * group + k * GROUP;
+        int64_t next = k + step < inner ? step * GROUP : MAX_GROUPS * group - k * GROUP;
         if (few)
-          multiply<K, 2048>(count, groups, x + m * x_stride + k, x_stride, weight + n * group + k * GROUP, group, depth, sums, ldc, k > 0);
+          multiply_few<K>(count, groups, left, x_stride, right, group, depth, sums, ldc, k > 0, next * (int64_t)sizeof(B));
         else
-          multiply<K>(count, groups, x + m * x_stride + k, x_stride, weight + n * group + k * GROUP, group, depth, sums, ldc, k > 0);
+          multiply<K>(count, groups, left, x_stride, right, group, depth, sums, ldc, k > 0);
       }
       emit(g->bias, g->outer, count, n * GROUP, groups * GROUP, sums, ldc, out + m * out_stride, out_stride);
     }
@@ -110,7 +113,7 @@ static void gemm(const PgGemm* g, const void* x, int64_t x_stride, int64_t rows,
   if (rows == 0 || g->outer == 0) return;
   if (g->type == PG_F32) return gemm_threads<F32>(g, (const float*)x, x_stride, rows, (float*)out, out_stride, threads);
 #if PG_DOT8 && !PG_DOT16
-  if (g->any_order && rows >= MANY_ROWS)
+  if (g->any_order && rows >= SOME_ROWS)
     return int_product(IntShape{g->inner, g->outer, g->bias}, DensePanels{g}, int_step(g->inner), (const bf16*)x, x_stride, rows, (bf16*)out,
                        out_stride, threads);
 #endif

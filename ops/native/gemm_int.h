@@ -13,10 +13,12 @@ namespace PG_ISA {
 
 #if PG_DOT8
 
-constexpr int64_t MANY_ROWS = 64;          // from here on converting weights costs little
+constexpr int64_t MANY_ROWS = 64;          // from here on converting blocks costs little
+constexpr int64_t SOME_ROWS = 13;          // and bfloat16 weights, of which a conversion takes as long as eight rows
 constexpr int64_t SPAN = 64;               // inner indices with one scale
 constexpr int64_t DEPTH = 320;             // most inner indices of a panel of 32 columns that stays in the first-level cache
 constexpr int64_t LEFT_BYTES = 1 << 20;    // of inputs that a thread takes through all its columns: they stay in its second-level cache
+constexpr int64_t AHEAD_SPAN = SPAN * 64;  // bytes of bfloat16 weights in a span of a panel
 constexpr float LARGEST_LEFT = 8191.0f;    // 64 · 8191 · 4095 < 2³¹
 constexpr float LARGEST_RIGHT = 4095.0f;
 constexpr float NOTHING = 1e-30f;          // below are numbers that a scale cannot hold
@@ -79,35 +81,59 @@ PG_INLINE void clear_pairs(int64_t first, int16_t* out) {
   for (int64_t p = first; p < SPAN / 2; p++) _mm512_storeu_si512(out + p * 2 * GROUP, _mm512_setzero_si512());
 }
 
-// Sixteen columns of up to 32 pairs of inner indices, `[pair][32][2]`, to integers in the same places.
-static void int_columns(const bf16* w, int64_t pairs, int16_t* out, float* scale) {
-  __m512i top = _mm512_setzero_si512(), sign = _mm512_set1_epi16(0x7fff), high = _mm512_set1_epi32((int)0xffff0000);
-  for (int64_t p = 0; p < pairs; p++) top = _mm512_max_epu16(top, _mm512_and_si512(_mm512_loadu_si512(w + p * 2 * GROUP), sign));
-  __m512 largest = (__m512)_mm512_max_epi32(_mm512_slli_epi32(top, 16), _mm512_and_si512(top, high));
-  __m512 inverse = reciprocal(largest, LARGEST_RIGHT);
-  _mm512_storeu_ps(scale, _mm512_mul_ps(largest, _mm512_set1_ps(1.0f / LARGEST_RIGHT)));
-  for (int64_t p = 0; p < pairs; p++) {
-    __m512i v = _mm512_loadu_si512(w + p * 2 * GROUP);
-    put_pair(_mm512_mul_ps((__m512)_mm512_slli_epi32(v, 16), inverse), _mm512_mul_ps((__m512)_mm512_and_si512(v, high), inverse),
-             out + p * 2 * GROUP);
+// x · inverse to the nearest integer in the low half of each lane: adding this number leaves no place for a fraction.
+PG_INLINE __m512 nearest(__m512 x, __m512 inverse) { return _mm512_fmadd_ps(x, inverse, _mm512_set1_ps(12582912.0f)); }
+
+PG_INLINE void put_nearest(__m512 even, __m512 odd, __m512 inverse, int16_t* out) {
+  __m512i low = (__m512i)nearest(even, inverse), high = _mm512_slli_epi32((__m512i)nearest(odd, inverse), 16);
+  _mm512_storeu_si512(out, _mm512_mask_blend_epi16(0xaaaaaaaa, low, high));
+}
+
+// 32 columns of up to 32 pairs of inner indices, `[pair][32][2]`, to integers in the same places; half as much is fetched from `ahead` on.
+PG_INLINE void int_columns(const bf16* w, int64_t pairs, int16_t* out, float* scale, const char* ahead) {
+  __m512i top[2] = {}, sign = _mm512_set1_epi16(0x7fff), high = _mm512_set1_epi32((int)0xffff0000);
+  for (int64_t p = 0; p < pairs; p++)
+    for (int half = 0; half < 2; half++)
+      top[half] = _mm512_max_epu16(top[half], _mm512_and_si512(_mm512_loadu_si512(w + p * 2 * GROUP + half * GROUP), sign));
+  __m512 inverse[2];
+  for (int half = 0; half < 2; half++) {
+    __m512 largest = (__m512)_mm512_max_epi32(_mm512_slli_epi32(top[half], 16), _mm512_and_si512(top[half], high));
+    inverse[half] = reciprocal(largest, LARGEST_RIGHT);
+    _mm512_storeu_ps(scale + half * W, _mm512_mul_ps(largest, _mm512_set1_ps(1.0f / LARGEST_RIGHT)));
   }
-  clear_pairs(pairs, out);
+  for (int64_t p = 0; p < pairs; p++) {
+    __builtin_prefetch(ahead + p * 64, 0, 2);
+    for (int half = 0; half < 2; half++) {
+      __m512i v = _mm512_loadu_si512(w + p * 2 * GROUP + half * GROUP);
+      put_nearest((__m512)_mm512_slli_epi32(v, 16), (__m512)_mm512_and_si512(v, high), inverse[half], out + p * 2 * GROUP + half * GROUP);
+    }
+  }
+  for (int half = 0; half < 2; half++) clear_pairs(pairs, out + half * GROUP);
 }
 
 // Panels of bfloat16 weights.
 struct DensePanels {
+  static constexpr bool AHEAD = true;
   const PgGemm* g;
+  const bf16* at(int64_t group, int64_t k) const { return (const bf16*)g->weight + (group * g->inner + k) * GROUP; }
+  // What the panel behind this one is made of; nothing is read there.
+  const char* behind(int64_t group, int64_t k, int64_t depth) const { return (const char*)at(group, k + depth); }
   void operator()(int64_t group, int64_t k, int64_t depth, IntPanel to) const {
-    const bf16* w = (const bf16*)g->weight + (group * g->inner + k) * GROUP;
-    for (int64_t s = 0; s < depth; s += SPAN, w += SPAN * GROUP, to.w += SPAN * GROUP, to.scale += GROUP)
-      for (int half = 0; half < GROUP; half += W)
-        int_columns(w + half * 2, (depth - s < SPAN ? depth - s : SPAN) / 2, to.w + half * 2, to.scale + half);
+    const bf16* w = at(group, k);
+    const char* ahead = behind(group, k, depth);
+    for (int64_t s = 0; s < depth; s += SPAN, w += SPAN * GROUP, to.w += SPAN * GROUP, to.scale += GROUP, ahead += AHEAD_SPAN)
+      if (depth - s >= SPAN)
+        int_columns(w, SPAN / 2, to.w, to.scale, ahead);
+      else
+        int_columns(w, (depth - s) / 2, to.w, to.scale, ahead);
   }
 };
 
-// c[R][32] (+)= x · panel.
-template <int R>
-static void int_tile(const int16_t* x, int64_t ldx, const float* xs, IntPanel panel, int64_t spans, float* c, int64_t ldc, bool add) {
+// c[R][32] (+)= x · panel. LINES: how many of a span's lines, from `ahead` on, are fetched to the second-level cache.
+template <int R, int LINES = 0>
+static void int_tile(const int16_t* x, int64_t ldx, const float* xs, IntPanel panel, int64_t spans, float* c, int64_t ldc, bool add,
+                     const char* ahead = nullptr) {
+  constexpr int EVERY = LINES ? SPAN / 2 / LINES : 1;
   const int16_t* w = panel.w;
   const float* ws = panel.scale;
   __m512 acc[R][2];
@@ -132,7 +158,9 @@ static void int_tile(const int16_t* x, int64_t ldx, const float* xs, IntPanel pa
         dot[r][0] = _mm512_dpwssd_epi32(dot[r][0], w0, both);
         dot[r][1] = _mm512_dpwssd_epi32(dot[r][1], w1, both);
       }
+      if (LINES && p % EVERY == 0) __builtin_prefetch(ahead + p / EVERY * 64, 0, 2);
     }
+    if (LINES) ahead += AHEAD_SPAN;
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) row[r] += SPAN;
     __m512 s0 = _mm512_loadu_ps(ws), s1 = _mm512_loadu_ps(ws + W);
@@ -148,24 +176,39 @@ static void int_tile(const int16_t* x, int64_t ldx, const float* xs, IntPanel pa
     for (int n = 0; n < 2; n++) _mm512_storeu_ps(c + r * ldc + n * W, acc[r][n]);
 }
 
-// All rows, from inner span `span` on, with one panel; `done(row, rows)` after each tile.
+template <int LINES>
+PG_INLINE void int_tile_rows(int64_t rows, const int16_t* x, int64_t ldx, const float* xs, IntPanel panel, int64_t spans, float* c, int64_t ldc,
+                             bool add, const char* ahead) {
+  switch (rows) {
+    case 1: return int_tile<1, LINES>(x, ldx, xs, panel, spans, c, ldc, add, ahead);
+    case 2: return int_tile<2, LINES>(x, ldx, xs, panel, spans, c, ldc, add, ahead);
+    case 3: return int_tile<3, LINES>(x, ldx, xs, panel, spans, c, ldc, add, ahead);
+    case 4: return int_tile<4, LINES>(x, ldx, xs, panel, spans, c, ldc, add, ahead);
+    case 5: return int_tile<5, LINES>(x, ldx, xs, panel, spans, c, ldc, add, ahead);
+    default: return int_tile<6, LINES>(x, ldx, xs, panel, spans, c, ldc, add, ahead);
+  }
+}
+
+// All rows, from inner span `span` on, with one panel; `done(row, rows)` after each tile. Of what lies at `ahead`, if that is somewhere,
+// the second half of each span is fetched: memory shall not rest while panels are multiplied.
 template <class F>
 static void int_multiply(const IntRows& in, int64_t rows, int64_t span, IntPanel panel, int64_t spans, float* c, int64_t ldc, bool add,
-                         F done) {
-  int64_t pieces = (rows + 5) / 6, ldx = in.spans * SPAN;
+                         F done, const char* ahead = nullptr) {
+  constexpr int SHARES = 4, LINES = SPAN / 2 / SHARES;
+  int64_t pieces = (rows + 5) / 6, ldx = in.spans * SPAN, fetched = 0;
   for (int64_t piece = 0; piece < pieces; piece++) {
     int64_t m = rows * piece / pieces, count = rows * (piece + 1) / pieces - m;
     const int16_t* x = in.x + m * ldx + span * SPAN;
     const float* xs = in.scale + m * in.spans + span;
-    float* target = c + m * ldc;
-    switch (count) {
-      case 1: int_tile<1>(x, ldx, xs, panel, spans, target, ldc, add); break;
-      case 2: int_tile<2>(x, ldx, xs, panel, spans, target, ldc, add); break;
-      case 3: int_tile<3>(x, ldx, xs, panel, spans, target, ldc, add); break;
-      case 4: int_tile<4>(x, ldx, xs, panel, spans, target, ldc, add); break;
-      case 5: int_tile<5>(x, ldx, xs, panel, spans, target, ldc, add); break;
-      default: int_tile<6>(x, ldx, xs, panel, spans, target, ldc, add);
-    }
+    int64_t due = ahead ? SHARES * (piece + 1) / pieces - fetched : 0;
+    const char* from = due ? ahead + AHEAD_SPAN / 2 + fetched * LINES * 64 : nullptr;
+    if (due >= 2)
+      int_tile_rows<2 * LINES>(count, x, ldx, xs, panel, spans, c + m * ldc, ldc, add, from);
+    else if (due)
+      int_tile_rows<LINES>(count, x, ldx, xs, panel, spans, c + m * ldc, ldc, add, from);
+    else
+      int_tile_rows<0>(count, x, ldx, xs, panel, spans, c + m * ldc, ldc, add, nullptr);
+    fetched += due;
     done(m, count);
   }
 }
@@ -193,11 +236,13 @@ static void int_part(const IntShape& s, const Panels& panels, int64_t step, cons
       for (int64_t k = 0; k < s.inner; k += step) {
         int64_t depth = s.inner - k < step ? s.inner - k : step;
         panels(n, k, depth, panel);
+        const char* ahead = nullptr;
+        if constexpr (Panels::AHEAD) ahead = panels.behind(n, k, depth);
         bool final = k + step >= s.inner;
         // Results are written tile by tile: their way to memory passes beside the next tile.
         int_multiply(mine, count, k / SPAN, panel, (depth + SPAN - 1) / SPAN, sums, GROUP, k > 0, [&](int64_t r, int64_t some) {
           if (final) emit(s.bias, s.outer, some, n * GROUP, GROUP, sums + r * GROUP, GROUP, out + (m + r) * out_stride, out_stride);
-        });
+        }, ahead);
       }
     }
   }

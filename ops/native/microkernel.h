@@ -87,9 +87,22 @@ typedef Dot16 Best16;
 typedef Wide16 Best16;
 #endif
 
-// c[R][GROUPS · 32] (+)= a[R][inner] · b. `group`: elements between the groups of b. AHEAD: bytes that weights are fetched early.
-template <class K, int R, int GROUPS, int AHEAD>
-static void tile(const typename K::A* a, int64_t lda, const typename K::B* b, int64_t group, int64_t inner, float* c, int64_t ldc, bool add) {
+// What a tile fetches beside its work: of every two lines that it reads those in `LINES` (bits), `bytes` ahead.
+template <int LINES>
+struct Fetch {
+  int64_t bytes;
+  template <class B, int GROUPS>
+  PG_INLINE void step(const Fetch& mine, const B* b, int64_t group) {
+    for (int g = 0; g < GROUPS; g++)
+      for (int line = 0; line < 2; line++)
+        if (LINES >> line & 1) __builtin_prefetch((const char*)(b + g * group) + mine.bytes + line * 64, 0, LINES == 3 ? 3 : 2);
+  }
+};
+
+// c[R][GROUPS · 32] (+)= a[R][inner] · b. `group`: elements between the groups of b.
+template <class K, int R, int GROUPS, class F>
+static void tile(const typename K::A* a, int64_t lda, const typename K::B* b, int64_t group, int64_t inner, float* c, int64_t ldc, bool add,
+                 F fetch) {
   constexpr int N = GROUPS * PARTS;
   vf acc[R][N];
 #pragma GCC unroll 6
@@ -97,9 +110,7 @@ static void tile(const typename K::A* a, int64_t lda, const typename K::B* b, in
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) acc[r][n] = add ? load(c + r * ldc + n * W) : vf{};
   for (int64_t i = 0; i < inner; i += K::STEP) {
-    if (AHEAD)
-      for (int g = 0; g < GROUPS; g++)
-        for (int line = 0; line < 2; line++) __builtin_prefetch((const char*)(b + g * group) + AHEAD + line * 64);
+    F::template step<typename K::B, GROUPS>(fetch, b, group);
     K::template step<R, N>(acc, a, lda, b, group);
     a += K::STEP;
     b += K::STEP * GROUP;
@@ -110,40 +121,61 @@ static void tile(const typename K::A* a, int64_t lda, const typename K::B* b, in
     for (int n = 0; n < N; n++) store(c + r * ldc + n * W, acc[r][n]);
 }
 
-template <class K, int GROUPS, int AHEAD>
+template <class K, int GROUPS, class F>
 PG_INLINE void tile_rows(int rows, const typename K::A* a, int64_t lda, const typename K::B* b, int64_t group, int64_t inner, float* c,
-                         int64_t ldc, bool add) {
-  if (rows == 1) return tile<K, 1, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
+                         int64_t ldc, bool add, F fetch) {
+  if (rows == 1) return tile<K, 1, GROUPS>(a, lda, b, group, inner, c, ldc, add, fetch);
   if constexpr (MAX_ROWS >= 2)
-    if (rows == 2) return tile<K, 2, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
+    if (rows == 2) return tile<K, 2, GROUPS>(a, lda, b, group, inner, c, ldc, add, fetch);
   if constexpr (MAX_ROWS >= 3)
-    if (rows == 3) return tile<K, 3, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
+    if (rows == 3) return tile<K, 3, GROUPS>(a, lda, b, group, inner, c, ldc, add, fetch);
   if constexpr (MAX_ROWS >= 6) {
-    if (rows == 4) return tile<K, 4, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
-    if (rows == 5) return tile<K, 5, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
-    return tile<K, 6, GROUPS, AHEAD>(a, lda, b, group, inner, c, ldc, add);
+    if (rows == 4) return tile<K, 4, GROUPS>(a, lda, b, group, inner, c, ldc, add, fetch);
+    if (rows == 5) return tile<K, 5, GROUPS>(a, lda, b, group, inner, c, ldc, add, fetch);
+    return tile<K, 6, GROUPS>(a, lda, b, group, inner, c, ldc, add, fetch);
+  }
+}
+
+// Tiles of one or two groups of columns, each with what it fetches: `fetch(block, blocks, body)` calls `body` with it.
+template <class K, int GROUPS, class F>
+PG_INLINE void tile_blocks(int64_t rows, const typename K::A* a, int64_t lda, const typename K::B* b, int64_t group, int64_t inner, float* c,
+                           int64_t ldc, bool add, F fetch) {
+  int64_t blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
+  for (int64_t block = 0; block < blocks; block++) {
+    int64_t first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
+    fetch(block, blocks, [&](auto what) {
+      tile_rows<K, GROUPS>((int)count, a + first * lda, lda, b, group, inner, c + first * ldc, ldc, add, what);
+    });
   }
 }
 
 // c[rows][groups · 32] (+)= a · b for any number of rows and groups, in tiles.
-template <class K, int AHEAD = 0>
+template <class K>
 static void multiply(int64_t rows, int64_t groups, const typename K::A* a, int64_t lda, const typename K::B* b, int64_t group, int64_t inner,
                      float* c, int64_t ldc, bool add) {
-  int64_t blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
+  auto nothing = [](int64_t, int64_t, auto body) { body(Fetch<0>{0}); };
   for (int64_t g = 0; g < groups; g += MAX_GROUPS)
-    for (int64_t block = 0; block < blocks; block++) {
-      int64_t first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
-      const typename K::B* panel = b + g * group;
-      float* target = c + first * ldc + g * GROUP;
-      const typename K::A* left = a + first * lda;
-      // Who comes first fetches for all.
-      if (MAX_GROUPS == 2 && g + 1 < groups)
-        block ? tile_rows<K, MAX_GROUPS, 0>((int)count, left, lda, panel, group, inner, target, ldc, add)
-              : tile_rows<K, MAX_GROUPS, AHEAD>((int)count, left, lda, panel, group, inner, target, ldc, add);
-      else
-        block ? tile_rows<K, 1, 0>((int)count, left, lda, panel, group, inner, target, ldc, add)
-              : tile_rows<K, 1, AHEAD>((int)count, left, lda, panel, group, inner, target, ldc, add);
-    }
+    if (MAX_GROUPS == 2 && g + 1 < groups)
+      tile_blocks<K, MAX_GROUPS>(rows, a, lda, b + g * group, group, inner, c + g * GROUP, ldc, add, nothing);
+    else
+      tile_blocks<K, 1>(rows, a, lda, b + g * group, group, inner, c + g * GROUP, ldc, add, nothing);
+}
+
+// The same for up to `MAX_GROUPS` groups that come from memory, `ahead` bytes before those that come next: memory shall not rest while the
+// rows behind the first ones are multiplied.
+template <class K>
+static void multiply_few(int64_t rows, int64_t groups, const typename K::A* a, int64_t lda, const typename K::B* b, int64_t group, int64_t inner,
+                         float* c, int64_t ldc, bool add, int64_t ahead) {
+  auto fetch = [=](int64_t block, int64_t blocks, auto body) {
+    if (blocks == 1) return body(Fetch<3>{2048});
+    if (block == 0) return body(Fetch<1>{ahead});
+    if (block == 1) return body(Fetch<2>{ahead});
+    body(Fetch<0>{0});
+  };
+  if (MAX_GROUPS == 2 && groups == 2)
+    tile_blocks<K, MAX_GROUPS>(rows, a, lda, b, group, inner, c, ldc, add, fetch);
+  else
+    tile_blocks<K, 1>(rows, a, lda, b, group, inner, c, ldc, add, fetch);
 }
 
 }  // namespace PG_ISA

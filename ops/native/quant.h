@@ -316,6 +316,7 @@ static void quant_product(const PgQuant* q, const T* x, int64_t x_stride, int64_
 
 // Panels of integers for prompts: offsets and minima are in them.
 struct BlockPanels {
+  static constexpr bool AHEAD = false;
   const PgQuant* q;
 
   // Four inner indices of sixteen columns.

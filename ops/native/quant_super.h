@@ -426,6 +426,7 @@ struct SuperInputs {
 
 // Panels of integers for prompts: the numbers of a super-block, whatever its kind, with one scale for 64 inner indices.
 struct SuperPanels {
+  static constexpr bool AHEAD = false;
   const PgQuant* q;
 
   // `pairs` of one run: sixteen columns of 32-bit lanes that hold two codes each.

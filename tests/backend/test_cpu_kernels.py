@@ -110,6 +110,21 @@ def test_attention_in_integers_keeps_what_is_not_finite_apart() -> None:
     assert torch.equal(out[:40], plain[:40]) and torch.equal(out[41:60], plain[41:60]) and torch.equal(out[90:], plain[90:])
 
 
+@pytest.mark.parametrize("name", ["native", "native_prompt"])
+@pytest.mark.parametrize("place", [3, 300, 599])
+def test_a_key_that_is_no_number_reaches_all_who_see_it(name: str, place: int) -> None:
+    """In the first, a middle and the last block of keys, whose results are merged: no finite number may come of it."""
+    facts = facts_of("float32", (6, 2), 64)
+    kernel = KERNELS[f"paged_attention={name}"].load(facts)
+    case = attention_case(torch.Generator().manual_seed(7), facts, "poison", [(60, 600)], layout="pool")
+    _, k, _, batch, *_ = case.args
+    plain = kernel.run(*case.args)
+    k[batch.block_table[0, place // k.shape[1]], place % k.shape[1], 1, 7] = float("nan")
+    out, first = kernel.run(*case.args), max(0, place - 540)
+    assert out[first:, 3:].isnan().all()
+    assert torch.equal(out[:, :3], plain[:, :3]) and torch.equal(out[:first], plain[:first])
+
+
 @pytest.mark.parametrize("isa", [isa for isa in ISAS if isa in here()])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_super_blocks_match_oracle_on_every_instruction_set(isa: str, dtype: str) -> None:
