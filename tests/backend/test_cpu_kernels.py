@@ -110,12 +110,12 @@ def test_attention_in_integers_keeps_what_is_not_finite_apart() -> None:
     assert torch.equal(out[:40], plain[:40]) and torch.equal(out[41:60], plain[41:60]) and torch.equal(out[90:], plain[90:])
 
 
-@pytest.mark.parametrize("name", ["native", "native_prompt"])
+@pytest.mark.parametrize("isa", [isa for isa in here() if isa in ("avx512bf16", "avx512vnni")])
 @pytest.mark.parametrize("place", [3, 300, 599])
-def test_a_key_that_is_no_number_reaches_all_who_see_it(name: str, place: int) -> None:
+def test_attention_in_integers_takes_a_key_that_is_no_number_to_all_who_see_it(place: int, isa: str) -> None:
     """In the first, a middle and the last block of keys, whose results are merged: no finite number may come of it."""
     facts = facts_of("float32", (6, 2), 64)
-    kernel = KERNELS[f"paged_attention={name}"].load(facts)
+    kernel = ForIsa(**{**vars(KERNELS["paged_attention=native_prompt"]), "name": isa}).load(facts)
     case = attention_case(torch.Generator().manual_seed(7), facts, "poison", [(60, 600)], layout="pool")
     _, k, _, batch, *_ = case.args
     plain = kernel.run(*case.args)
