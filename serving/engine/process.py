@@ -13,6 +13,9 @@ from pagoda.serving.engine.inprocess_client import Engine
 from pagoda.serving.engine.listener import Listener
 from pagoda.serving.engine.wire_sink import MAIN, WireSink
 
+SWITCH_SECONDS = 0.0005
+"""After so long a thread that has a message to read or to send takes its turn from the loop: a request waits for two such turns."""
+
 
 def serve(inbox: Inbox, outbox: Outbox) -> int:
     """On the pipe: (starter, request address, delta address, log settings) in; ("ready", facts), ("failed", error), ("dead", error) out."""
@@ -29,6 +32,7 @@ def serve(inbox: Inbox, outbox: Outbox) -> int:
         return 1
     Listener(engine.core, sink, MAIN).start(requests)
     threading.Thread(target=_stop_when_asked, args=(inbox, engine.core), name="stop", daemon=True).start()
+    sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()  # what has been loaded stays; looking through it for garbage would hold up a step
     outbox.send(("ready", engine.core.facts))
     try:
