@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pagoda.hal.discovery import find_all
 from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.hal.info import DeviceInfo
-from pagoda.serving.engine.messages import EngineRequest
+from pagoda.serving.engine.messages import EngineRequest, EngineStats
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.pooling import PoolingParams
 from pagoda.serving.frontend.lora import LoRARequest
@@ -221,6 +221,11 @@ class LLM(PoolingCalls):
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages; False, and nothing forgotten, while requests run."""
         return bool(self._call("reset_prefix_cache"))
+
+    def stats(self) -> EngineStats:
+        """What the engine has counted, and holds now."""
+        self._check_open()
+        return self._thread.run(self._session.client.stats())
 
     def sleep(self, level: int = 1) -> None:
         """Give memory back until `wake_up`: level 1 the KV cache, level 2 the weights too. Refused while requests run."""

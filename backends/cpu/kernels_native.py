@@ -299,6 +299,22 @@ def _float32(x: torch.Tensor | None) -> torch.Tensor | None:
     return None if x is None else x.float().contiguous()
 
 
+class NativeTokenBitmask(PlainKernel):
+    """`apply_token_bitmask` in place."""
+
+    facts: SamplingFacts
+
+    def __init__(self, facts: SamplingFacts, native: Native | None = None) -> None:
+        super().__init__(facts)
+        self._native = native or load()
+        self._type = TYPES[facts.dtype]
+
+    def run(self, logits: torch.Tensor, bitmask: torch.Tensor) -> torch.Tensor:
+        logits, bitmask = _rows(logits), bitmask.contiguous()
+        self._native.bitmask(logits.data_ptr(), logits.stride(0), self._type, *logits.shape, bitmask.data_ptr(), _threads())
+        return logits
+
+
 class NativeSample(PlainKernel):
     """`sample` without sorting the vocabulary."""
 

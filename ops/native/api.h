@@ -70,6 +70,8 @@ struct PgTable {
                      int64_t width, void* out, int threads);
   // bad: whether a row holds NaN.
   void (*argmax)(const void* x, int64_t stride, int type, int64_t rows, int64_t width, int64_t* out, bool* bad, int threads);
+  // In place: −∞ where a row's bit is 0; bit i of its word w is column 32 w + i, and it has as many words as its columns need.
+  void (*bitmask)(void* x, int64_t stride, int type, int64_t rows, int64_t width, const int32_t* mask, int threads);
   // weights[i] = e^((x[i] − top) · factor); their sum is returned.
   double (*exp_row)(const void* x, int type, int64_t width, float top, float factor, float* weights);
   int64_t (*quant_bytes)(const PgQuant*);

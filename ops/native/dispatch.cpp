@@ -113,6 +113,7 @@ const PgTable* recorded() {
     t.rms_norm = Recorded<TABLE, &PgTable::rms_norm>::call;
     t.activation = Recorded<TABLE, &PgTable::activation>::call;
     t.argmax = Recorded<TABLE, &PgTable::argmax>::call;
+    t.bitmask = Recorded<TABLE, &PgTable::bitmask>::call;
     t.quant_gemm = Recorded<TABLE, &PgTable::quant_gemm>::call;
     t.gather = Recorded<TABLE, &PgTable::gather>::call;
     t.quant_gather = Recorded<TABLE, &PgTable::quant_gather>::call;

@@ -98,6 +98,7 @@ _FUNCTIONS: dict[str, Any] = {
     "rms_norm": CFUNCTYPE(None, _P, _N, _P, _N, _P, c_float, c_float, c_int, _N, _N, _P, _P, c_int),
     "activation": CFUNCTYPE(None, _P, _N, c_int, c_int, c_int, c_float, c_float, c_float, _N, _N, _P, c_int),
     "argmax": CFUNCTYPE(None, _P, _N, c_int, _N, _N, _P, _P, c_int),
+    "bitmask": CFUNCTYPE(None, _P, _N, c_int, _N, _N, _P, c_int),
     "exp_row": CFUNCTYPE(c_double, _P, c_int, _N, c_float, c_float, _P),
     "quant_bytes": CFUNCTYPE(_N, _P),
     "quant_pack": CFUNCTYPE(None, _P, _P, _N, _P),

@@ -212,6 +212,29 @@ static void argmax(const void* x, int64_t stride, int type, int64_t rows, int64_
 }
 
 template <class T>
+static void bitmask_of(T* x, int64_t stride, int64_t rows, int64_t width, const int32_t* mask, int threads) {
+  T refused;
+  put(&refused, -INFINITY);
+  const int64_t words = (width + 31) / 32;
+  for_rows(rows, team(rows, width, threads), [=](int64_t r) {
+    T* row = x + r * stride;
+    for (int64_t w = 0; w < words; w++) {
+      uint32_t bits = (uint32_t)mask[r * words + w];
+      int64_t end = 32 * w + 32 < width ? 32 * w + 32 : width;
+      if (bits == 0xFFFFFFFFu) continue;
+      for (int64_t i = 32 * w; i < end; i++, bits >>= 1) row[i] = bits & 1 ? row[i] : refused;
+    }
+  });
+}
+
+static void bitmask(void* x, int64_t stride, int type, int64_t rows, int64_t width, const int32_t* mask, int threads) {
+  if (type == PG_BF16)
+    bitmask_of((bf16*)x, stride, rows, width, mask, threads);
+  else
+    bitmask_of((float*)x, stride, rows, width, mask, threads);
+}
+
+template <class T>
 static double exp_row_of(const T* x, int64_t width, float top, float factor, float* weights) {
   double total = 0;
   for (int64_t block = 0; block < width; block += 1024) {

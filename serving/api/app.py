@@ -73,6 +73,7 @@ def _responses_routes(responses: Responses) -> list[Route]:
     one = "/v1/responses/{response_id}"
     return [
         Route("/v1/responses", responses.create, methods=["POST"]),
+        Route("/v1/responses/render", responses.render, methods=["POST"]),
         Route(one, responses.get),
         Route(one, responses.delete, methods=["DELETE"]),
         Route(one + "/cancel", responses.cancel, methods=["POST"]),
@@ -84,6 +85,7 @@ def _anthropic_routes(service: Service, bodies: BodyReader) -> list[Route]:
     messages = Messages(service, bodies)
     return [
         Route("/v1/messages", messages.create, methods=["POST"]),
+        Route("/v1/messages/render", messages.render, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages.count, methods=["POST"]),
     ]
 

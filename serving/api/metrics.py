@@ -51,6 +51,7 @@ _COUNTERS: _Reads = (
     ("spec_decode_num_drafts", "Times that tokens were drafted for a sequence.", lambda s: s.drafts),
     ("spec_decode_num_draft_tokens", "Drafted tokens.", lambda s: s.draft_tokens),
     ("spec_decode_num_accepted_tokens", "Drafted tokens that were right.", lambda s: s.accepted_tokens),
+    ("structured_jumped_tokens", "Tokens that a grammar forced and that took no step of their own.", lambda s: s.jumped_tokens),
 )
 
 

@@ -57,7 +57,12 @@ class Operations:
 
     async def stats(self, request: Request) -> Response:
         facts = self._service.client.facts
-        fixed = {"model": self._service.card.names[0], "max_model_len": facts.max_model_len, "device": facts.device}
+        fixed = {
+            "model": self._service.card.names[0],
+            "max_model_len": facts.max_model_len,
+            "device": facts.device,
+            "modalities": facts.modalities,
+        }
         stats = asdict(await self._stats())
         alive = self._service.dead is None and not self._service.draining
         return _json({**stats, **fixed, "alive": alive})

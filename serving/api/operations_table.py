@@ -89,6 +89,8 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("/inference/v1/generate", "POST", "Token ids in, token ids out", GenerateRequest, Reply, streams=True),
     Operation("/v1/completions/render", "POST", "The requests that a completion is", CompletionRequest, list[GenerateRequest]),
     Operation("/v1/chat/completions/render", "POST", "The request that a chat is", ChatRequest, GenerateRequest),
+    Operation("/v1/responses/render", "POST", "The request that a response is", ResponseRequest, GenerateRequest),
+    Operation("/v1/messages/render", "POST", "The request that a message is", MessagesRequest, GenerateRequest),
     *(
         Operation(f"/v1/audio/{what}", "POST", "Text of speech", AudioRequest, _AUDIO, streams=True, sent_as=FORM)
         for what in ("transcriptions", "translations")

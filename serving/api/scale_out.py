@@ -14,7 +14,7 @@ from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.openai.collect import UsageCount, collect, usage_of
 from pagoda.serving.api.openai.common import request_id
 from pagoda.serving.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from pagoda.serving.api.openai.prepare import chat_settings_of, question
+from pagoda.serving.api.openai.prepare import Question, chat_settings_of, question
 from pagoda.serving.api.openai.prompts import prompt_ids
 from pagoda.serving.api.openai.protocol import ChatRequest, CompletionRequest, Int32, Name
 from pagoda.serving.api.openai.replies import ChatLogprobs, Usage
@@ -81,13 +81,13 @@ class ScaleOut:
         body = await self._bodies.read(request, CompletionRequest)
         refuse_unsupported(body)
         model, settings = self._service.check_model(body.model), completion_settings(body)
-        return _json([_rendered(body, model, ids, settings) for ids in await prompt_ids(self._service, body)])
+        return _json([rendered(body, model, ids, settings) for ids in await prompt_ids(self._service, body)])
 
     async def render_chat(self, request: Request) -> Response:
         body = await self._bodies.read(request, ChatRequest)
         refuse_unsupported(body)
         model, asked = self._service.check_model(body.model), await question(self._service, body)
-        return _json(_rendered(body, model, asked.prompt, chat_settings_of(self._service, body, asked)))
+        return rendered_chat(self._service, body, model, asked)
 
     def _engine_request(self, body: GenerateRequest, reply_id: str) -> EngineRequest:
         given = {"model": body.model, "priority": body.priority, "cache_salt": body.cache_salt, "stream": body.stream}
@@ -135,7 +135,12 @@ class ScaleOut:
         return None if top is None else chat_logprobs(self._names, entries, top)
 
 
-def _rendered(body: CompletionRequest | ChatRequest, model: str, ids: list[int], settings: dict[str, Any]) -> GenerateRequest:
+def rendered_chat(service: Service, body: ChatRequest, model: str, asked: Question) -> Response:
+    """The reply of `/render` to a chat, whatever protocol it came in."""
+    return _json(rendered(body, model, asked.prompt, chat_settings_of(service, body, asked)))
+
+
+def rendered(body: CompletionRequest | ChatRequest, model: str, ids: list[int], settings: dict[str, Any]) -> GenerateRequest:
     """What `generate` takes to answer the same."""
     given = {name: value for name, value in settings.items() if value is not None}
     if (structured := given.get("structured_outputs")) is not None:

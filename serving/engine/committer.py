@@ -63,7 +63,7 @@ class Committer:
         if not live.all():
             chosen, rows, tokens = chosen[live], rows[live], tokens[live]
         if plan.drafts is not None:
-            self._count_drafts(plan.drafts[plan.sampled][rows], result.counts[rows])
+            self._count_drafts(plan.drafts[plan.sampled][rows], result.counts[rows], slots.jumped[chosen])
             return self._take_drafted(chosen, rows, result)
         if plan.runs is not None:
             return self._take_runs(chosen, rows, result)
@@ -95,9 +95,11 @@ class Committer:
         self._ledger.counters["generation_tokens"] += sum(map(len, taken.runs))
         return _Sampled(chosen, taken.newest, rows, taken.ended, taken.runs)
 
-    def _count_drafts(self, drafts: IntArray, counts: IntArray) -> None:
+    def _count_drafts(self, drafts: IntArray, counts: IntArray, jumped: BoolArray) -> None:
         drafted, counters = (drafts >= 0).sum(1), self._ledger.counters
         taken = np.where(drafted > 0, counts - 1, 0)
+        counters["jumped_tokens"] += int(taken[jumped].sum())
+        drafted, taken = drafted[~jumped], taken[~jumped]
         counters["drafts"] += int((drafted > 0).sum())
         counters["draft_tokens"] += int(drafted.sum())
         counters["accepted_tokens"] += int(taken.sum())

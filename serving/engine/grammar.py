@@ -26,6 +26,11 @@ class Matcher(Protocol):
         """Take back the last `advance` that was not taken back yet."""
         ...
 
+    def forced(self) -> list[int]:
+        """Tokens that write what must come next, as the model's tokenizer would write it after what is there; none where more may come.
+        Asked only where nothing is guessed."""
+        ...
+
     def fill(self, row: IntArray) -> None:
         """Write which tokens may follow: `[ceil(V/32)]` int32, bit i of word w is token 32w + i. At the end only stop tokens may."""
         ...
@@ -52,20 +57,19 @@ def masks(ledger: Ledger, slots: IntArray, sampled: BoolArray, vocab: int, paren
     Such rows are bound: all their tokens are known when the next one is planned. Drafts that the grammar refuses, and what follows
     them, get no mask: their samples never count. `parents`: the plan's.
     """
-    candidates = np.flatnonzero(ledger.slots.bound[slots] & sampled)
-    rows = [row for row in candidates.tolist() if ledger.slots.sequence(int(slots[row])).request.grammar is not None]
+    rows = np.flatnonzero(ledger.slots.follows[slots] & sampled).tolist()
     if not rows:
         return None
     found: list[tuple[int, int, IntArray]] = []
     for row in rows:
         slot = int(slots[row])
         nodes = _nodes(ledger, slot, parents[row] if parents is not None else np.empty(0, np.int32))
-        found += ((row, node, mask) for node, mask in _masks_of(_matcher(ledger, slot), nodes, (vocab + 31) // 32))
+        found += ((row, node, mask) for node, mask in _masks_of(matcher_of(ledger, slot), nodes, (vocab + 31) // 32))
     numbers = np.array([(row, node) for row, node, _ in found], np.int32)
     return GrammarMasks(numbers[:, 0], numbers[:, 1], np.stack([mask for _, _, mask in found]))
 
 
-def _matcher(ledger: Ledger, slot: int) -> Matcher:
+def matcher_of(ledger: Ledger, slot: int) -> Matcher:
     """The sequence's, brought up to its known tokens."""
     sequence, state = ledger.slots.sequence(slot), ledger.slots
     if sequence.matcher is None:

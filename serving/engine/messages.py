@@ -167,6 +167,7 @@ class EngineStats:
         external_queries, external_hits: counters of prompt tokens asked of a store beside the pool, and brought back.
         drafts, draft_tokens, accepted_tokens: counters of speculation: rows that had drafts, drafts, those that were right; accepted_at:
             the latter by how many drafts deep they were.
+        jumped_tokens: counter of tokens that a grammar forced and that took no step of their own.
         steps: steps run. step_ms, host_ms: the last step's wall and host time.
     """
 
@@ -189,6 +190,7 @@ class EngineStats:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_at: tuple[int, ...] = ()
+    jumped_tokens: int = 0
     finished: dict[str, int] = field(default_factory=dict)
 
 

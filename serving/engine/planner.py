@@ -63,7 +63,7 @@ class Planner:
             self._ledger.tables.extend(chosen, self._ledger.tables.need(chosen, slots.computed[chosen] + runs))
             return chosen, counts, runs
         needs = self._ledger.tables.need(chosen, slots.computed[chosen] + counts)
-        if self._speculator is not None and needs.sum() <= self._ledger.pool.available:
+        if self._speculator is not None and self._speculator.may_draft(chosen) and needs.sum() <= self._ledger.pool.available:
             counts, needs = self._with_drafts(self._speculator, chosen, counts, needs)
         if needs.sum() > self._ledger.pool.available:
             kept = self._squeeze(chosen, needs.sum(0))

@@ -116,8 +116,7 @@ class Sampler:
             return logits
         logits = logits.to(torch.float32, copy=True)
         if "mask_rows" in views:
-            rows = views["mask_rows"]
-            logits[rows] = self._bitmask(logits[rows], views["masks"])
+            logits = self._masked(logits, batch)
         if "edit_rows" in views:
             logits.index_put_((views["edit_rows"], views["edit_ids"]), views["edit_values"], accumulate=True)
         if "penalty_rows" in views:
@@ -128,6 +127,14 @@ class Sampler:
                 counts.index_put_((views["path_rows"], views["path_ids"]), times, accumulate=True)
             settings = (views["repetition"], views["presence"], views["frequency"])
             logits[rows] = self._penalize(logits[rows], prompt, counts, *settings)
+        return logits
+
+    def _masked(self, logits: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        rows, masks = batch.views["mask_rows"], batch.views["masks"]
+        if len(rows) == len(logits):  # each row has one
+            return self._bitmask(logits, masks)
+        real = slice(len(rows)) if len(rows) == batch.num_samples else rows
+        logits[real] = self._bitmask(logits[real], masks)
         return logits
 
     def _penalty_slots(self, batch: StepBatch) -> torch.Tensor:

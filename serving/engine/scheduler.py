@@ -89,7 +89,7 @@ class Scheduler:
             threshold=threshold,
             encoder_budget=max(config.max_num_batched_tokens, facts.encoder.longest if facts.encoder is not None else 0),
         )
-        self._speculator = Speculator(self._ledger, drafter) if drafter is not None else None
+        self._speculator = Speculator(self._ledger, drafter) if drafter is not None or _verifies(facts) else None
         self._bursts = BurstRule(self._ledger, facts)
         self._planner = Planner(
             self._ledger,
@@ -223,7 +223,7 @@ class Scheduler:
         ledger, pool = self._ledger, self._ledger.pool
         running = len(ledger.running)
         counted = ("prompt_tokens", "generation_tokens", "preemptions", "prefix_queries", "prefix_hits", "steps")
-        more = ("external_queries", "external_hits", "drafts", "draft_tokens", "accepted_tokens")
+        more = ("external_queries", "external_hits", "drafts", "draft_tokens", "accepted_tokens", "jumped_tokens")
         return EngineStats(
             running=running,
             waiting=sum(request.unfinished for request in ledger.requests.values()) - running,
@@ -268,6 +268,11 @@ class Scheduler:
             first.state = min(request.gates, key=lambda gate: gate.value)
         else:
             self._ledger.waiting.push(first)
+
+
+def _verifies(facts: RunnerFacts) -> bool:
+    """Whether drafts can be taken back, and prompts grow by several tokens in a step."""
+    return state_group(facts.groups) is None and facts.length_epochs is None and not facts.whole_prompts
 
 
 def _check_states(facts: RunnerFacts, connector: CacheConnector | None, drafter: Drafter | None) -> None:

@@ -17,7 +17,9 @@ class Slots:
         computed: positions whose KV is in pages once the steps in flight have run. committed: the same of committed steps.
         prompt: prompt length. limit: length at which the sequence ends. floor: shortest length at which a stop id counts.
         stops: `[S, K]` ids that end it, −1 where fewer.
-        drafted: drafts of the step that is planned, which lie in `tokens` after the known ones. drafting: all rows may have drafts.
+        drafted: drafts of the step that is planned, which lie in `tokens` after the known ones; jumped: what a grammar forces, so that they
+            are no guesses. drafting: all rows may have drafts.
+        follows: a grammar says what may come.
         in_flight: steps in flight that hold the slot.
         adapter: device slot of the sequence's adapter, −1 for none. media: end of its last media item, 0 for none.
         indexed: units of the hash chain that are in the prefix index.
@@ -36,6 +38,7 @@ class Slots:
         self.media: IntArray = np.zeros(count, np.int32)
         self.drafted: IntArray = np.zeros(count, np.int32)
         self.drafting = False
+        self.follows, self.jumped = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         self.stops: IntArray = np.full((count, 1), -1, np.int32)
         self.active, self.open, self.bound, self.searching, self.plain, self.bursts = (np.zeros(count, np.bool_) for _ in range(6))
         self.ids = np.empty(count, object)
@@ -58,6 +61,7 @@ class Slots:
         self.computed[slot] = self.committed[slot] = computed
         self.prompt[slot], self.limit[slot], self.floor[slot] = prompt, sequence.limit, prompt + params.min_tokens
         self.in_flight[slot] = self.drafted[slot] = 0
+        self.follows[slot], self.jumped[slot] = sequence.request.grammar is not None, False
         self.indexed[slot] = 0
         self.adapter[slot] = adapter
         self.media[slot] = source.media[-1].end if source.media else 0

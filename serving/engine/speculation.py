@@ -1,23 +1,33 @@
-"""Speculation in the scheduler: rows whose tokens are all known also get drafts, and keep what the ranks accepted."""
+"""Speculation in the scheduler: rows whose tokens are all known also get drafts, and keep what the ranks accepted.
+
+What a grammar forces is drafted too: it is verified like a guess, so that no token, logprob or penalty can differ from a plain run's, and
+is as good as always right, since the sampler may choose but among ways to write the same text.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+from pagoda.serving.engine.grammar import matcher_of
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.plan import BoolArray, IntArray, LongArray, StepPlan, StepResult
+from pagoda.serving.engine.spec.config import MOST_DRAFTS
 from pagoda.serving.engine.spec.drafter import Draft, Drafter, DraftState, TokenStates
 
 
 class Speculator:
-    """Drafts, chains and trees, lie in `Slots.tokens` after the known ones until the step's result replaces them; rows are bound."""
+    """Drafts, chains and trees, lie in `Slots.tokens` after the known ones until the step's result replaces them; rows are bound.
 
-    def __init__(self, ledger: Ledger, drafter: Drafter) -> None:
+    Args:
+        drafter: guesses for all rows; None: rows that follow a grammar alone have drafts, of what that forces.
+    """
+
+    def __init__(self, ledger: Ledger, drafter: Drafter | None) -> None:
         self._ledger = ledger
         self._drafter = drafter
         self._draft = Draft(np.empty((0, 0), np.int32), np.empty((0, 0), np.int32))
         self._place: IntArray = np.zeros(ledger.slots.count, np.int32)
-        ledger.slots.drafting = True
-        self.taps = drafter.wants
+        ledger.slots.drafting = drafter is not None
+        self.taps = drafter.wants if drafter is not None else ()
         self._states: dict[int, TokenStates] = {}
         self._reached: IntArray = np.zeros(ledger.slots.count, np.int32)  # where each slot's states end
 
@@ -38,6 +48,10 @@ class Speculator:
             self._states[slot] = TokenStates(start, states)
             self._reached[slot] = start + states.shape[1]
 
+    def may_draft(self, slots: IntArray) -> bool:
+        """Whether any of these rows can have drafts at all."""
+        return self._drafter is not None or bool(self._ledger.slots.follows[slots].any())
+
     def draft(self, slots: IntArray, counts: IntArray, budget: int) -> IntArray:
         """Tokens that each of these rows gets beside its `counts`, `budget` in all; also kept as `Slots.drafted`."""
         state = self._ledger.slots
@@ -46,10 +60,11 @@ class Speculator:
             chosen = slots[rows]
             known = state.known[chosen]
             room = np.clip(state.limit[chosen] - known - 1, 0, budget).astype(np.int32)
-            tokens = [state.tokens[slot, :count] for slot, count in zip(chosen.tolist(), known.tolist(), strict=True)]
-            self._draft = self._drafter.propose(DraftState(chosen, tokens, room, self._take_states(chosen)))
+            self._draft = with_forced(self._guesses(chosen, known, room), self._forced(chosen, room))
             self._place[chosen] = np.arange(len(chosen))
             extra[rows] = np.minimum((self._draft.ids >= 0).sum(1), room)
+            if self._drafter is None and extra.sum() < len(slots):
+                extra[:] = 0  # a step with drafts runs as it is, not as a captured one: it has to save a step for each of its rows
             over = np.cumsum(extra) - budget
             extra = np.clip(extra - np.maximum(over, 0), 0, extra).astype(np.int32)
             self._write(chosen, known, extra[rows])
@@ -69,12 +84,32 @@ class Speculator:
         parents = np.where(there, self._draft.parents[np.where(drafted > 0, self._place[slots], 0), :most], -1).astype(np.int32)
         return np.where(there, state.tokens[slots[:, None], places], -1).astype(np.int32), parents
 
+    def _guesses(self, chosen: IntArray, known: IntArray, room: IntArray) -> Draft:
+        if self._drafter is None:
+            nothing = np.empty((len(chosen), 0), np.int32)
+            return Draft(nothing, nothing)
+        tokens = [self._ledger.slots.tokens[slot, :count] for slot, count in zip(chosen.tolist(), known.tolist(), strict=True)]
+        return self._drafter.propose(DraftState(chosen, tokens, room, self._take_states(chosen)))
+
+    def _forced(self, chosen: IntArray, room: IntArray) -> dict[int, list[int]]:
+        """Of each row whose grammar leaves no choice, the tokens that must come."""
+        state, found = self._ledger.slots, {}
+        state.jumped[chosen] = False
+        for row in np.flatnonzero(state.follows[chosen] & (room > 0)).tolist():
+            slot = int(chosen[row])
+            if forced := matcher_of(self._ledger, slot).forced()[: min(int(room[row]), MOST_DRAFTS)]:
+                found[row] = forced
+                state.jumped[slot] = True
+        return found
+
     def _take_states(self, slots: IntArray) -> tuple[TokenStates | None, ...]:
         return tuple(self._states.pop(slot, None) for slot in slots.tolist()) if self.taps else ()
 
     def _rows(self, slots: IntArray, counts: IntArray) -> LongArray:
         state = self._ledger.slots
         known = state.total[slots] == state.known[slots]
+        if self._drafter is None:
+            known &= state.follows[slots]
         if self.taps:  # with states up to the newest token, whose own come with this step
             known &= self._reached[slots] >= state.known[slots] - 1
         return np.flatnonzero(known & (counts == state.total[slots] - state.computed[slots]) & ~state.searching[slots])
@@ -82,6 +117,19 @@ class Speculator:
     def _write(self, slots: IntArray, known: IntArray, counts: IntArray) -> None:
         for row, (slot, start, count) in enumerate(zip(slots.tolist(), known.tolist(), counts.tolist(), strict=True)):
             self._ledger.slots.tokens[slot, start : start + count] = self._draft.ids[row, :count]
+
+
+def with_forced(draft: Draft, forced: dict[int, list[int]]) -> Draft:
+    """The same with what is forced in place of guesses."""
+    if not forced:
+        return draft
+    rows, width = len(draft.ids), max(draft.ids.shape[1], *map(len, forced.values()))
+    ids, parents = np.full((rows, width), -1, np.int32), np.full((rows, width), -1, np.int32)
+    ids[:, : draft.ids.shape[1]], parents[:, : draft.ids.shape[1]] = draft.ids, draft.parents
+    for row, tokens in forced.items():
+        ids[row], parents[row] = -1, np.arange(-1, width - 1)
+        ids[row, : len(tokens)] = tokens
+    return Draft(ids, parents)
 
 
 def take_accepted(ledger: Ledger, slots: IntArray, rows: IntArray, result: StepResult) -> list[tuple[int, ...]]:
@@ -100,7 +148,8 @@ def take_accepted(ledger: Ledger, slots: IntArray, rows: IntArray, result: StepR
         state.tokens[slot, known : known + len(tokens)] = tokens
         there = min(known + int(in_place[row]), known + len(tokens) - 1)
         known += len(tokens)
-        state.known[slot] = state.total[slot] = known
-        state.computed[slot] = state.committed[slot] = there
+        state.known[slot] = known
+        if state.bound[slot]:  # others have no drafts, and may be in the next steps already
+            state.total[slot], state.computed[slot], state.committed[slot] = known, there, there
         kept.append(tuple(tokens.tolist()))
     return kept

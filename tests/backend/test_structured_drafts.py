@@ -1,4 +1,5 @@
-"""Outputs under a grammar are its schema's, whole engine: sampled, several a request, with drafts and without, by either library."""
+"""Outputs under a grammar are its schema's, whole engine: sampled, several a request, with drafts and without, by either library; what
+the grammar forces takes no steps, and changes nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ from typing import Any
 import jsonschema
 import pytest
 from grammar_walk import sample_tokenizer, schema
+from pagoda.serving.engine.messages import EngineStats
 from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.frontend.structured.guidance_backend import GuidanceMatcher
+from pagoda.serving.frontend.structured.xgrammar_backend import XMatcher
 from pagoda.serving.sdk import AsyncLLM
 from tiny import CONFIG
 
@@ -58,3 +62,47 @@ async def test_all_that_ends_validates_and_drafts_change_nothing(backend: str, t
     for made, text in ended:
         jsonschema.validate(json.loads(text.removesuffix("</s>")), made)
     assert len(ended) > 36
+
+
+FORCING = {
+    "type": "object",
+    "properties": {"temperature": {"enum": [1, 2]}, "kind of weather": {"const": "hail, then rain"}},
+    "required": ["temperature", "kind of weather"],
+}
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 3, "presence_penalty": 0.7, "repetition_penalty": 1.3},
+    {"temperature": 1.0, "seed": 5, "n": 3, "frequency_penalty": 0.5},
+    {"temperature": 0.8, "seed": 6, "stop": ["hail"], "min_tokens": 2, "logprobs": 0},
+    {"temperature": 0.0, "max_tokens": 9, "bad_words": ["rain"]},
+]
+
+
+async def forced_answers(folder: Path, backend: str, schema: dict[str, Any]) -> tuple[list[Any], EngineStats]:
+    """What each of `KINDS` gives, asked one after the other, and the engine's counters."""
+    asked, out = {"json": schema, "disable_any_whitespace": True}, []
+    async with AsyncLLM(**settings(folder, backend, drafts=False)) as llm:
+        for kind in KINDS:
+            params = SamplingParams(**{"max_tokens": 120, "structured_outputs": asked} | kind)
+            grown = [output async for output in llm.generate({"prompt_token_ids": [5, 6, 7, 5, 6]}, params)]
+            out.append([(one.text, one.finish_reason, one.stop_reason, list(one.token_ids), told(one)) for one in grown[-1].outputs])
+        return out, await llm.session.client.stats()
+
+
+def told(output: Any) -> list[dict[int, tuple[int, float]]] | None:
+    """Ranks and logprobs, but for what sums of another order of rows change."""
+    if output.logprobs is None:
+        return None
+    return [{token: (each.rank, round(each.logprob, 3)) for token, each in place.items()} for place in output.logprobs]
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
+async def test_what_is_forced_takes_no_steps_and_changes_nothing(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jumping, fast = await forced_answers(tmp_path, backend, FORCING)
+    for matcher in (XMatcher, GuidanceMatcher):
+        monkeypatch.setattr(matcher, "forced", lambda self: [])
+    stepping, slow = await forced_answers(tmp_path, backend, FORCING)
+    assert jumping == stepping
+    assert any("hail, then rain" in text for answers in jumping for text, *_ in answers)
+    assert slow.jumped_tokens == 0 < fast.jumped_tokens
+    assert fast.steps < (0.5 if backend == "guidance" else 0.9) * slow.steps and fast.drafts == fast.draft_tokens == 0

@@ -1,5 +1,7 @@
 """The page at `/` in a real headless browser: types, watches text stream in and numbers move, stops, and finds its history again."""
 
+import base64
+import json
 import shutil
 import time
 
@@ -9,7 +11,8 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from toy_process import ServerProcess
+from tiny_vision import add_processor, make_vision, picture
+from toy_process import SERVE, ServerProcess
 
 QUIET = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
@@ -142,3 +145,87 @@ def test_the_default_model_answers_on_the_page(browser, server):
     assert "Paris" in answer(browser)
     until(lambda: number(browser, "run") == 0, "an idle server")
     assert errors_of(browser) == []
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seeing")
+    make_vision(folder, "Llava")
+    add_processor(folder)
+    flags = ["--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--dtype", "float32", "--max-model-len", "64"]
+    with ServerProcess([*SERVE, str(folder), *flags, "--kv-cache-memory-bytes", "8M"], patience=180) as server:
+        yield server.where
+
+
+def previews(browser):
+    return [image.get_attribute("alt") for image in browser.find_elements(By.CSS_SELECTOR, "#pictures img")]
+
+
+LISTEN = """
+window.sent = [];
+const real = fetch;
+fetch = (...a) => { if (a[1]?.body) sent.push(a[1].body); return real(...a); };
+"""
+HAND_OVER = """
+const [kind, name, bytes] = arguments, transfer = new DataTransfer();
+transfer.items.add(new File([Uint8Array.from(atob(bytes), c => c.charCodeAt(0))], name, { type: "image/png" }));
+const event = kind === "paste" ? new ClipboardEvent("paste", { clipboardData: transfer, bubbles: true, cancelable: true })
+                               : new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true });
+document.getElementById("text").dispatchEvent(event);
+"""
+
+
+@pytest.mark.heavy
+def test_images_are_chosen_pasted_dropped_and_sent(browser, seeing, tmp_path):
+    file = tmp_path / "red square.png"
+    picture(1).save(file)
+    bytes_ = base64.b64encode(file.read_bytes()).decode()
+    browser.get(seeing + "/")
+    attach = browser.find_element(By.ID, "attach")
+    until(attach.is_displayed, "the button for images")
+    assert attach.accessible_name == "Add images"
+    browser.find_element(By.ID, "file").send_keys(str(file))
+    until(lambda: previews(browser) == ["red square.png"], "a preview")
+    for kind in ("paste", "drop"):
+        browser.execute_script(HAND_OVER, kind, f"{kind}.png", bytes_)
+    until(lambda: len(previews(browser)) == 3, "three previews")
+    for name in ("paste.png", "drop.png"):
+        button = browser.find_element(By.CSS_SELECTOR, f"#pictures [aria-label='Remove {name}']")
+        button.send_keys(Keys.ENTER)
+    assert previews(browser) == ["red square.png"]
+    browser.execute_script(
+        "window.sent = []; const real = fetch; fetch = (...a) => { if (a[1]?.body) sent.push(a[1].body); return real(...a); }"
+    )
+    limit = browser.find_element(By.ID, "limit")
+    limit.clear()
+    limit.send_keys("8")
+    say(browser, "t40")
+    until(lambda: answer(browser) and not working(browser), "an answer", 60)
+    parts = json.loads(browser.execute_script("return sent[0]"))["messages"][-1]["content"]
+    assert [part["type"] for part in parts] == ["image_url", "text"] and parts[0]["image_url"]["url"].endswith(bytes_)
+    assert browser.find_element(By.CSS_SELECTOR, ".message.user img").get_attribute("alt") == "red square.png"
+    assert previews(browser) == [] and errors_of(browser) == []
+
+
+THINKING = """
+const say = delta => "data: " + JSON.stringify({ choices: [{ index: 0, delta, finish_reason: null }] }) + "\\n\\n";
+const real = fetch, parts = [say({ reasoning: "Two and" }), say({ reasoning: " two." }), say({ content: "Four." }), "data: [DONE]\\n\\n"];
+fetch = (...a) => String(a[0]).endsWith("completions") ? Promise.resolve(new Response(parts.join(""))) : real(...a);
+"""
+
+
+@pytest.mark.heavy
+def test_reasoning_is_folded_and_models_without_eyes_take_no_images(browser):
+    with ServerProcess.toy() as server:
+        browser.get(server.where + "/")
+        until(lambda: browser.find_element(By.ID, "state").text == "ready", "the server's state")
+        assert not browser.find_element(By.ID, "attach").is_displayed()
+        browser.execute_script(HAND_OVER, "paste", "one.png", "")
+        browser.execute_script(THINKING)
+        say(browser, "2 + 2?")
+        until(lambda: "Four." in answer(browser) and not working(browser), "an answer")
+        thoughts = browser.find_element(By.CSS_SELECTOR, ".thoughts")
+        assert "Two and two." not in answer(browser) and thoughts.get_attribute("open") is None
+        thoughts.find_element(By.TAG_NAME, "summary").send_keys(Keys.ENTER)
+        assert "Two and two." in answer(browser) and previews(browser) == []
+        assert errors_of(browser) == []

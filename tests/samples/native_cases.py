@@ -27,7 +27,7 @@ from pagoda.ops.cases.linear_gguf import GEMM_GGUF, draw_blocks, true_numbers
 from pagoda.ops.cases.linear_gguf import _gemm_case as _gguf_case
 from pagoda.ops.cases.norm import ADD_RMS_NORM, RMS_NORM
 from pagoda.ops.cases.rope import ROPE
-from pagoda.ops.cases.sampling import SAMPLE
+from pagoda.ops.cases.sampling import SAMPLE, TOKEN_BITMASK
 from pagoda.ops.gguf.types import GgmlType
 from pagoda.ops.native.library import BLOCK_KINDS, PAGE_TYPES, QUANT_KINDS, TYPES, AttentionArgs, BatchArgs, GemmArgs, PagesArgs, QuantArgs
 from pagoda.ops.op import DTYPE_EPS, Case
@@ -389,6 +389,15 @@ def _argmaxes(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
         yield r
 
 
+def _bitmasks(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
+    for case in TOKEN_BITMASK.generate(gen, dtype):
+        logits, mask = case.args
+        r = Recording(f"bitmask {dtype} {case.label}")
+        where = r.mutated(logits, TOKEN_BITMASK.oracle(case), 0.0)
+        r.call("bitmask", where, logits.stride(0), TYPES[dtype], *logits.shape, r.tensor(mask), THREADS)
+        yield r
+
+
 def _exponentials(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
     for width in (1, 3, 15, 17, 63, 257, 1023, 1024, 1025, 4099):
         x = draw(gen, width, dtype=dtype, scale=4)
@@ -419,6 +428,7 @@ FAMILIES = {
     "activation": Family(("activation",), _activations),
     "sample": Family(("sample",), _samples),
     "argmax": Family(("argmax",), _argmaxes),
+    "bitmask": Family(("bitmask",), _bitmasks),
     "exp_row": Family(("exp_row",), _exponentials),
 }
 

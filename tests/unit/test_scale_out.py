@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from toy_engine import BOS, EOS
 from toy_server import toy_server
@@ -61,3 +63,31 @@ async def test_a_rendered_request_is_answered_as_its_origin() -> None:
         assert (await toy.http.post(PATH, json=one)).status_code == 200
         origin, again = toy.engine.requests[-2:]
         assert again.params == origin.params and again.params.structured_outputs is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "temperature": 0.5, "stop_sequences": ["z"]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1 << 20, "system": "Be kind."}),
+        ("/v1/responses", {"input": "hi", "instructions": "Be kind.", "max_output_tokens": 7, "top_p": 0.5}),
+    ],
+)
+async def test_other_protocols_are_rendered_too(path: str, body: dict) -> None:
+    async with toy_server() as toy:
+        rendered = (await toy.http.post(f"{path}/render", json={"model": "toy", **body})).json()
+        assert (await toy.http.post(path, json={"model": "toy", **body})).status_code == 200
+        reply = await toy.http.post(PATH, json=rendered)
+        assert reply.status_code == 200, reply.text
+        origin, again = toy.engine.requests[-2:]
+        assert (again.prompt, replace(again.params, seed=None)) == (origin.prompt, replace(origin.params, seed=None))
+        wrong = await toy.http.post(f"{path}/render", json={"model": "toy", **body, "temperature": 9})
+        assert wrong.status_code == 400
+
+
+async def test_a_rendered_turn_knows_the_turns_before() -> None:
+    async with toy_server() as toy:
+        first = (await toy.http.post("/v1/responses", json={"model": "toy", "input": "one"})).json()
+        body = {"model": "toy", "input": "two", "previous_response_id": first["id"]}
+        rendered = (await toy.http.post("/v1/responses/render", json=body)).json()
+        assert bytes(rendered["token_ids"][1:]).startswith(b"user:one")

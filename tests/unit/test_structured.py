@@ -36,6 +36,9 @@ class Countdown:
     def go_back(self) -> None:
         self._next += self._step
 
+    def forced(self) -> list[int]:
+        return [self._next - self._step * place for place in range(6)]
+
     def fill(self, row: Any) -> None:
         row.view(np.uint32)[self._next // 32] = 1 << self._next % 32
 
@@ -76,11 +79,24 @@ async def test_rows_follow_their_grammars_and_others_are_left_alone(options: dic
     free = [ask(client, toy_request(f"f{i}", prompt, 24)) for i, prompt in enumerate(prompts)]
     bound = [ask(client, counting(f"b{i}", prompt, 90 - i, 1 + i % 3, 24, n=2), n=2) for i, prompt in enumerate(prompts)]
     answers = await asyncio.gather(*free, *bound)
-    preemptions = (await client.stats()).preemptions
+    stats = await client.stats()
     await client.close()
     assert answers[:8] == [[dense_greedy(ToyModel(), prompt, 24)] for prompt in prompts]
     assert answers[8:] == [[[90 - i - k * (1 + i % 3) for k in range(24)]] * 2 for i in range(8)]
-    assert bool(preemptions) == ("num_pages" in options)
+    assert bool(stats.preemptions) == ("num_pages" in options) and stats.jumped_tokens > 0
+
+
+async def test_forced_tokens_take_no_steps_where_that_is_worth_a_step_that_is_not_captured() -> None:
+    counted = []
+    for others in (0, 12):
+        client = await InProcessClient.start(engine)
+        free = [ask(client, toy_request(f"f{i}", [i + 2, 3, 4], 60)) for i in range(others)]
+        (answer,), *_ = await asyncio.gather(ask(client, counting("b", [5, 6, 7], 90, 1, 30)), *free)
+        assert answer == [90 - k for k in range(30)]
+        counted.append(await client.stats())
+        await client.close()
+    assert counted[0].jumped_tokens == 24 and counted[0].steps < 8
+    assert counted[1].jumped_tokens == 0
 
 
 async def test_what_cannot_be_compiled_is_rejected_and_leaves_nothing() -> None:

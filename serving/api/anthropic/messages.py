@@ -23,6 +23,7 @@ from pagoda.serving.api.anthropic.translate import chat_request
 from pagoda.serving.api.blocks import Answering, Block, BlockReader, Change, Closed, Grown, Opened
 from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.openai.prepare import chat_engine_request, question
+from pagoda.serving.api.scale_out import rendered_chat
 from pagoda.serving.api.service import Service
 from pagoda.serving.api.stream import EventStream, JsonReply
 from pagoda.serving.api.stream_events import named_event
@@ -58,6 +59,16 @@ class Messages:
         hidden = thinking is not None and thinking.display == "omitted"
         reply = MessageReply(reply_id, model, Answering(self._service, engine, reader), clipped, hidden)
         return EventStream(reply.stream(), b"") if body.stream else JsonReply(reply.whole())
+
+    async def render(self, request: Request) -> Response:
+        _check_version(request)
+        body = await self._bodies.read(request, MessagesRequest)
+        model, chat = self._service.check_model(body.model), chat_request(body)
+        asked = await question(self._service, chat)
+        chat.stream = body.stream
+        room = self._service.client.facts.max_model_len - len(asked.prompt)
+        chat.max_tokens = min(body.max_tokens, room) if room > 0 else body.max_tokens
+        return rendered_chat(self._service, chat, model, asked)
 
     async def count(self, request: Request) -> Response:
         _check_version(request)

@@ -21,6 +21,7 @@ from pagoda.serving.api.openai.responses_run import ResponseRun
 from pagoda.serving.api.openai.responses_store import Stored
 from pagoda.serving.api.openai.responses_translate import NAMES, chat_request
 from pagoda.serving.api.openai.sampling import renamed
+from pagoda.serving.api.scale_out import rendered_chat
 from pagoda.serving.api.service import Service
 from pagoda.serving.api.stream import EventStream, JsonReply
 from pagoda.serving.engine.messages import EngineRequest
@@ -58,6 +59,17 @@ class Responses:
         if keep:
             run.on_end = partial(self._desk.keep, stored)
         return EventStream(run.stream(), b"") if body.stream else JsonReply(run.whole())
+
+    async def render(self, request: Request) -> Response:
+        body = await self._bodies.read(request, ResponseRequest)
+        refuse_unsupported(body)
+        model, given = self._service.check_model(body.model), (*self._before(body, _owner(request)), *items_of(body.input))
+        try:
+            chat = chat_request(body, given)
+            chat.stream = body.stream
+            return rendered_chat(self._service, chat, model, await question(self._service, chat))
+        except RequestError as error:
+            raise renamed(error, NAMES) from None
 
     async def get(self, request: Request) -> Response:
         if request.query_params.get("stream") == "true":

@@ -71,7 +71,8 @@ class CallShape:
         close: what ends a call. before, between, after: around and between calls.
         trigger: what in a text says that calls begin; empty where only a whole answer is calls.
         marks: texts in these that may be special tokens.
-        bare_name: the name is no JSON text. style: how arguments are written, xgrammar's word.
+        bare_name: the name is no JSON text. style: how arguments are written, xgrammar's word or one of `keyed.STYLES`; quote: what
+            stands around texts there.
         needs: a special token that the vocabulary of models has which write like this.
     """
 
@@ -85,6 +86,7 @@ class CallShape:
     marks: tuple[str, ...] = ()
     bare_name: bool = False
     style: str = "json"
+    quote: str = ""
     needs: str = ""
 
 

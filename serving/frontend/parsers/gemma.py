@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from pagoda.serving.frontend.parsers.events import Content, Family
+from pagoda.serving.frontend.parsers.events import CallShape, Content, Family
 from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
 from pagoda.serving.frontend.parsers.thinking import thinking
 
@@ -83,7 +83,9 @@ class _Values:
 
 
 def _family(name: str, start: str, end: str, quote: str) -> Family:
-    return Family("tools", (name,), scripted(_script(start, end, quote)), signs=(start,), marks=(start, end, quote))
+    marks = (start, end, quote)
+    shape = CallShape(f"{start}call:", "NAME{", f"}}{end}", trigger=start, marks=marks, bare_name=True, style="gemma", quote=quote)
+    return Family("tools", (name,), scripted(_script(start, end, quote)), signs=(start,), marks=marks, shapes=(shape,))
 
 
 FUNCTION_GEMMA = _family("functiongemma", "<start_function_call>", "<end_function_call>", "<escape>")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from pagoda.serving.frontend.parsers.events import Content, Family
+from pagoda.serving.frontend.parsers.events import CallShape, Content, Family
 from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
 from pagoda.serving.frontend.parsers.tagged import typed
 
@@ -44,4 +44,12 @@ def _arguments(flow: Flow, name: str) -> Script[None]:
         flow.arguments("{}" if between == "{" else "}")
 
 
-GLM = Family("tools", ("glm45", "glm47"), scripted(_script), signs=(KEY,), marks=(START, END, KEY, KEY_END, VALUE, VALUE_END))
+_SHAPE = CallShape(START, "NAME", END, between="\n", trigger=START, marks=(START, END), bare_name=True, style="glm_xml")
+GLM = Family(
+    "tools",
+    ("glm45", "glm47"),
+    scripted(_script),
+    signs=(KEY,),
+    marks=(START, END, KEY, KEY_END, VALUE, VALUE_END),
+    shapes=(_SHAPE,),
+)

@@ -23,8 +23,23 @@ def _shapes(start: str, end: str, listed: bool) -> tuple[CallShape, ...]:
     return (CallShape(f'{start}{{"name": "', 'NAME", "arguments": ', f"}}{end}", between="\n", trigger=start, marks=(start, end)),)
 
 
-COHERE = _family(("cohere_command3", "cohere_command4"), ("<|START_ACTION|>",), "<|END_ACTION|>")
-INTERNLM = _family(("internlm",), ("<|action_start|>", "<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), "<|action_end|>")
+_ACTIONS = {"before": "<|START_ACTION|>[\n    ", "between": ",\n    ", "after": "\n]<|END_ACTION|>", "trigger": "<|START_ACTION|>"}
+_ACTION = CallShape(
+    '{"tool_call_id": "0", "tool_name": "', 'NAME", "parameters": ', "}", marks=("<|START_ACTION|>", "<|END_ACTION|>"), **_ACTIONS
+)
+COHERE = _family(("cohere_command3", "cohere_command4"), ("<|START_ACTION|>",), "<|END_ACTION|>", (_ACTION,))
+_PLUGIN, _PLUGIN_END = ("<|action_start|>", "<|plugin|>"), "<|action_end|>"
+INTERNLM = _family(
+    ("internlm",),
+    (_PLUGIN[0], "".join(_PLUGIN), " ".join(_PLUGIN)),
+    _PLUGIN_END,
+    (
+        CallShape(
+            "".join(_PLUGIN) + '\n{"name": "', 'NAME", "parameters": ', "}" + _PLUGIN_END,
+            between="\n", trigger=_PLUGIN[0], marks=(*_PLUGIN, _PLUGIN_END),
+        ),
+    ),
+)  # fmt: skip
 LONGCAT = _family(
     ("longcat",), ("<longcat_tool_call>",), "</longcat_tool_call>", _shapes("<longcat_tool_call>", "</longcat_tool_call>", False)
 )
@@ -37,7 +52,13 @@ def _xlam(flow: Flow) -> Script[None]:
     yield from marked(("[TOOL_CALLS]", "<tool_call>"), ("</tool_call>",))(flow)
 
 
-XLAM = Family("tools", ("xlam",), scripted(_xlam), marks=("<tool_call>", "</tool_call>"))
+XLAM = Family(
+    "tools",
+    ("xlam",),
+    scripted(_xlam),
+    marks=("<tool_call>", "</tool_call>"),
+    shapes=(CallShape('{"name": "', 'NAME", "arguments": ', "}", before="[", between=", ", after="]"),),
+)
 
 PREFIX, SUFFIX = "<|tools_prefix|>", "<|tools_suffix|>"
 
@@ -58,7 +79,8 @@ def _apertus(flow: Flow) -> Script[None]:
         yield from flow.eat(SUFFIX)
 
 
-APERTUS = Family("tools", ("apertus",), scripted(_apertus), signs=(PREFIX,), marks=(PREFIX, SUFFIX))
+_KEYED = CallShape('{"', 'NAME": ', "}", f"{PREFIX}[", ", ", f"]{SUFFIX}", PREFIX, (PREFIX, SUFFIX))
+APERTUS = Family("tools", ("apertus",), scripted(_apertus), signs=(PREFIX,), marks=(PREFIX, SUFFIX), shapes=(_KEYED,))
 
 
 def _thinking(name: str, marks: tuple[str, str], answer: tuple[str, str] | None = None) -> Family:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from pagoda.serving.frontend.parsers.events import Content, Family
+from pagoda.serving.frontend.parsers.events import CallShape, Content, Family
 from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
 from pagoda.serving.frontend.parsers.json_calls import read_value
 
@@ -103,6 +103,31 @@ def _value(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
-PYTHONIC = Family("tools", ("pythonic", "llama4_pythonic"), scripted(_script), signs=(START, "[func_name1("), marks=(START, END))
-LFM2 = Family("tools", ("lfm2",), scripted(_listed(LIST, LIST_END)), signs=(LIST,), marks=(LIST, LIST_END))
-OLMO3 = Family("tools", ("olmo3",), scripted(_lines), signs=(LINES,), marks=(LINES, LINES_END))
+def _shape(before: str, between: str, after: str, *marks: str) -> CallShape:
+    return CallShape("", "NAME(", ")", before, between, after, marks[0] if marks else "", marks, True, "python")
+
+
+PYTHONIC = Family(
+    "tools",
+    ("pythonic", "llama4_pythonic"),
+    scripted(_script),
+    signs=(START, "[func_name1("),
+    marks=(START, END),
+    shapes=(_shape("[", ", ", "]"),),
+)
+LFM2 = Family(
+    "tools",
+    ("lfm2",),
+    scripted(_listed(LIST, LIST_END)),
+    signs=(LIST,),
+    marks=(LIST, LIST_END),
+    shapes=(_shape(f"{LIST}[", ", ", f"]{LIST_END}", LIST, LIST_END),),
+)
+OLMO3 = Family(
+    "tools",
+    ("olmo3",),
+    scripted(_lines),
+    signs=(LINES,),
+    marks=(LINES, LINES_END),
+    shapes=(_shape(f"{LINES}\n", "\n", f"\n{LINES_END}", LINES, LINES_END),),
+)

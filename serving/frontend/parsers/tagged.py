@@ -118,10 +118,19 @@ SEED = _family(
     ("<seed:tool_call>",),
     (_shape("<seed:tool_call>", "</seed:tool_call>"),),
 )
+
+
+def _listed(start: str, end: str, invoke: str, invoke_end: str, style: str) -> CallShape:
+    """Calls in a row between two marks."""
+    around = {"before": f"{start}\n", "after": end, "trigger": start, "marks": (start, end)}
+    return CallShape(f'{invoke} name="', 'NAME">\n', f"{invoke_end}\n", bare_name=True, style=style, **around)
+
+
 MINIMAX = _family(
     ("minimax_m2",),
     Tags(("<minimax:tool_call>",), '<invoke name="', "</invoke>", '<parameter name="', "</parameter>", ("</minimax:tool_call>",)),
     ("<minimax:tool_call>",),
+    (_listed("<minimax:tool_call>", "</minimax:tool_call>", "<invoke", "</invoke>", "minimax_xml"),),
 )
 DSML = "｜DSML｜"
 DEEPSEEK_V32 = _family(
@@ -135,6 +144,20 @@ DEEPSEEK_V32 = _family(
         (f"</{DSML}function_calls>",),
     ),
     (f"<{DSML}",),
+    (_listed(f"<{DSML}function_calls>", f"</{DSML}function_calls>", f"<{DSML}invoke", f"</{DSML}invoke>", "deepseek_xml"),),
+)
+_CALLS, _CALLS_END, _CALL, _CALL_END = (f"<｜tool_{what}｜>" for what in ("calls_begin", "calls_end", "call_begin", "call_end"))
+_SEPARATOR = "<｜tool_sep｜>"
+_STEPS = CallShape(
+    f'{_CALL}function{_SEPARATOR}<steptml:invoke name="',
+    'NAME">\n',
+    f"</steptml:invoke>{_CALL_END}",
+    before=_CALLS,
+    after=_CALLS_END,
+    trigger=_CALLS,
+    marks=(_CALLS, _CALLS_END, _CALL, _CALL_END, _SEPARATOR),
+    bare_name=True,
+    style="step3",
 )
 STEP3 = _family(
     ("step3",),
@@ -147,4 +170,5 @@ STEP3 = _family(
         ("<｜tool_call_end｜>", "<｜tool_calls_end｜>"),
     ),
     ("<steptml:",),
+    (_STEPS,),
 )

@@ -44,7 +44,7 @@ def answer_structure(
     if tools and bound:
         content = None if wanted is None else _content(wanted)
         shape = _shape(answers, tokenizer, rule.param)
-        tag = calls_tag(shape, tools, tokenizer, forced=rule.forced, parallel=rule.parallel, content=content)
+        tag = calls_tag(shape, tools, tokenizer, forced=rule.forced, parallel=rule.parallel, content=content, param=rule.param)
         closed = None if wanted is None else wanted.disable_additional_properties
         wanted = StructuredOutputsParams(structural_tag=tag, origin=rule.param, disable_additional_properties=closed)
     return None if wanted is None else replace(wanted, thinking=_thinking(answers, prompt_end))

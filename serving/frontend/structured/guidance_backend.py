@@ -118,6 +118,9 @@ class GuidanceMatcher:
         if self._guessed.pop():
             self._matcher.rollback(1)
 
+    def forced(self) -> list[int]:
+        return [] if self._ended or self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
+
     def fill(self, row: IntArray) -> None:
         if not self._ended and not self._matcher.is_stopped():
             self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)

@@ -22,7 +22,7 @@ from pagoda.serving.frontend.structured.reasoning import AfterThinking
 from pagoda.serving.frontend.structured.schema import beyond_xgrammar, prepared, read_schema
 from pagoda.serving.frontend.structured.tags import read_tag, tag_beyond_guidance, tag_beyond_xgrammar, tag_lark, tag_with_schemas
 from pagoda.serving.frontend.structured.vocabulary import Vocabulary, vocabulary_of
-from pagoda.serving.frontend.structured.xgrammar_backend import choice_grammar, load, token_info
+from pagoda.serving.frontend.structured.xgrammar_backend import Writing, choice_grammar, load, token_info
 from pagoda.serving.frontend.text import Tokenizer
 
 CACHED = 256
@@ -128,7 +128,7 @@ class GrammarMaker:
     def _by(self, name: str, way: Way, asked: StructuredOutputsParams) -> Grammar:
         if name == "guidance":
             return self._guide.compile(way.kind, way.source, asked.origin)
-        return load(self._child.compile(way.kind, way.source, self._blanks(asked), asked.origin), self._info)
+        return load(self._child.compile(way.kind, way.source, self._blanks(asked), asked.origin), self._info, self._writing)
 
     @property
     def _vocabulary(self) -> Vocabulary:
@@ -145,6 +145,10 @@ class GrammarMaker:
     @property
     def _info(self) -> Any:
         return self._once("info", lambda: token_info(self._vocabulary.texts, self._vocabulary.stops))
+
+    @property
+    def _writing(self) -> Writing:
+        return self._once("writing", lambda: Writing(self._vocabulary))
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:
         """What is made when first needed, by whichever thread comes first."""

@@ -51,6 +51,9 @@ class AfterThinking:
         if inner:
             self._inner.go_back()
 
+    def forced(self) -> list[int]:
+        return self._inner.forced() if self._state[0] == "answer" or (self._state[0] == "start" and not self._opens) else []
+
     def fill(self, row: IntArray) -> None:
         if self._state[0] == "thinking":
             row[:] = -1

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pagoda.serving.frontend.parsers.events import CallShape
+from pagoda.serving.frontend.structured.keyed import STYLES, Format, Keyed, any_of, in_a_row, text
 from pagoda.serving.frontend.text import Tokenizer
 
-Format = dict[str, Any]
 ANY = {"type": "object"}
 
 
@@ -22,16 +22,23 @@ class OfferedTool(NamedTuple):
 
 
 def calls_tag(
-    shape: CallShape, tools: Sequence[OfferedTool], tokenizer: Tokenizer, *, forced: bool, parallel: bool, content: Format | None
+    shape: CallShape,
+    tools: Sequence[OfferedTool],
+    tokenizer: Tokenizer,
+    *,
+    forced: bool,
+    parallel: bool,
+    content: Format | None,
+    param: str,
 ) -> str:
     """The structural tag's text.
 
     Args:
         shape: how calls are written. tools: those that may be called.
         forced: the answer is calls. parallel: several of them.
-        content: what the answer may be instead of calls, where that is not any text.
+        content: what the answer may be instead of calls, where that is not any text. param: the request's field, for errors.
     """
-    writer = _Calls(shape, tokenizer)
+    writer = _Calls(shape, tokenizer, param)
     calls = writer.calls(tools, parallel)
     if forced:
         made = calls
@@ -43,16 +50,16 @@ def calls_tag(
 
 
 class _Calls:
-    def __init__(self, shape: CallShape, tokenizer: Tokenizer) -> None:
-        self._shape = shape
+    def __init__(self, shape: CallShape, tokenizer: Tokenizer, param: str) -> None:
+        self._shape, self._param = shape, param
         self._marks = {mark: token for mark in shape.marks if (token := _special(mark, tokenizer)) is not None}
 
     def calls(self, tools: Sequence[OfferedTool], parallel: bool) -> Format:
         shape = self._shape
-        one = _in_a_row([*self._pieces(shape.open), _any_of([self._call(tool) for tool in tools]), *self._pieces(shape.close)])
+        one = in_a_row([*self._pieces(shape.open), any_of([self._call(tool) for tool in tools]), *self._pieces(shape.close)])
         between = self._pieces(shape.between)
-        more = [{"type": "star", "content": _in_a_row([*between, one])}] if parallel else []
-        return _in_a_row([*self._pieces(shape.before), one, *more, *self._pieces(shape.after)])
+        more = [{"type": "star", "content": in_a_row([*between, one])}] if parallel else []
+        return in_a_row([*self._pieces(shape.before), one, *more, *self._pieces(shape.after)])
 
     def within_text(self, tools: Sequence[OfferedTool], parallel: bool) -> Format:
         """Any text, and calls where a mark begins them; without a mark, calls alone or a text that does not begin as they do."""
@@ -68,48 +75,32 @@ class _Calls:
         else:
             head, begin = first, trigger
             if left := head["value"][len(trigger) :]:
-                rest = [_text(left), *rest]
+                rest = [text(left), *rest]
             kind, triggers = "triggered_tags", {"triggers": [trigger]}
         end: str | Format = ""
         if rest[-1]["type"] in ("const_string", "token"):
             last = rest.pop()
             end = last["value"] if last["type"] == "const_string" else last
-        tag = {"type": "tag", "begin": begin, "content": _in_a_row(rest), "end": end}
+        tag = {"type": "tag", "begin": begin, "content": in_a_row(rest), "end": end}
         return {"type": kind, **triggers, "tags": [tag], "at_least_one": False, "stop_after_first": listed or not parallel}
 
     def _call(self, tool: OfferedTool) -> Format:
         name = tool.name if self._shape.bare_name else json.dumps(tool.name, ensure_ascii=False)[1:-1]
-        schema = {"type": "json_schema", "json_schema": dict(ANY if tool.schema is None else tool.schema)}
+        given = dict(ANY if tool.schema is None else tool.schema)
+        head = self._pieces(self._shape.head.replace("NAME", name))
+        if self._shape.style in STYLES:
+            return in_a_row([*head, Keyed(self._shape, self._pieces, self._param).arguments(given)])
+        schema: Format = {"type": "json_schema", "json_schema": given}
         if self._shape.style != "json":
             schema["style"] = self._shape.style
-        return _in_a_row([*self._pieces(self._shape.head.replace("NAME", name)), schema])
+        return in_a_row([*head, schema])
 
-    def _pieces(self, text: str) -> list[Format]:
+    def _pieces(self, given: str) -> list[Format]:
         """A text whose marks are special tokens in it."""
         if not self._marks:
-            return [_text(text)] if text else []
-        parts = re.split("(" + "|".join(map(re.escape, self._marks)) + ")", text)
-        return [{"type": "token", "token": self._marks[part]} if part in self._marks else _text(part) for part in parts if part]
-
-
-def _text(value: str) -> Format:
-    return {"type": "const_string", "value": value}
-
-
-def _in_a_row(elements: list[Format]) -> Format:
-    """A sequence; sequences in it and texts in a row become one."""
-    out: list[Format] = []
-    for one in elements:
-        for part in one["elements"] if one["type"] == "sequence" else [one]:
-            if out and out[-1]["type"] == part["type"] == "const_string":
-                out[-1] = _text(out[-1]["value"] + part["value"])
-            else:
-                out.append(part)
-    return {"type": "sequence", "elements": out}
-
-
-def _any_of(elements: list[Format]) -> Format:
-    return elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}
+            return [text(given)] if given else []
+        parts = re.split("(" + "|".join(map(re.escape, self._marks)) + ")", given)
+        return [{"type": "token", "token": self._marks[part]} if part in self._marks else text(part) for part in parts if part]
 
 
 def _special(mark: str, tokenizer: Tokenizer) -> int | None:

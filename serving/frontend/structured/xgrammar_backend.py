@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
 
 from pagoda.serving.engine.grammar import Grammar
 from pagoda.serving.engine.plan import IntArray
+from pagoda.serving.frontend.structured.vocabulary import Vocabulary
 
 MAX_BLANKS = 20
 """Blanks between two parts of a JSON answer: enough to indent by, too few for a model to wander off in."""
@@ -32,9 +33,29 @@ def compile_source(compiler: Any, kind: str, source: str, blanks: bool) -> str:
     return str(compiled.serialize_json())
 
 
-def load(serialized: str, info: Any) -> Grammar:
+def load(serialized: str, info: Any, writing: Writing) -> Grammar:
     """A grammar from what `compile_source` gave."""
-    return partial(XMatcher, import_module("xgrammar").CompiledGrammar.deserialize_json(serialized, info))
+    return partial(XMatcher, import_module("xgrammar").CompiledGrammar.deserialize_json(serialized, info), writing)
+
+
+class Writing:
+    """How the model's tokenizer writes a text after a token."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._texts, self._tokenizer = vocabulary.texts, vocabulary.tokenizer
+        self._special = set(vocabulary.special)
+        self._known = lru_cache(4096)(self._write)
+
+    def __call__(self, text: str, last: int | None) -> tuple[int, ...]:
+        """Its tokens; none where the two together would be cut elsewhere, so that the text does not begin with a token of its own."""
+        return self._known(text, None if last in self._special else last) if text else ()
+
+    def _write(self, text: str, last: int | None) -> tuple[int, ...]:
+        before = self._texts[last].decode("utf-8", "replace") if last is not None else ""
+        tokens = self._tokenizer.encode(before + text, add_special_tokens=False)
+        if last is None:
+            return tuple(tokens)
+        return tuple(tokens[1:]) if tokens[:1] == [last] else ()
 
 
 def choice_grammar(texts: tuple[str, ...]) -> str:
@@ -45,7 +66,9 @@ def choice_grammar(texts: tuple[str, ...]) -> str:
 class XMatcher:
     """Implements `grammar.Matcher`."""
 
-    def __init__(self, compiled: Any) -> None:
+    def __init__(self, compiled: Any, writing: Writing) -> None:
+        self._writing = writing
+        self._last: int | None = None
         self._matcher = import_module("xgrammar").GrammarMatcher(compiled)
         self._stops = [int(i) for i in self._matcher.stop_token_ids]
         self._guessed: list[bool] = []
@@ -54,6 +77,7 @@ class XMatcher:
         for token in tokens:
             if not self._matcher.is_terminated():
                 self._matcher.accept_token(token)
+                self._last = token
 
     def advance(self, token: int) -> bool:
         ended = self._matcher.is_terminated()
@@ -65,6 +89,15 @@ class XMatcher:
     def go_back(self) -> None:
         if self._guessed.pop():
             self._matcher.rollback(1)
+
+    def forced(self) -> list[int]:
+        if self._matcher.is_terminated():
+            return []
+        try:
+            text = self._matcher.find_jump_forward_string()
+        except UnicodeDecodeError:  # it begins or ends within a character
+            return []
+        return list(self._writing(text, self._last))
 
     def fill(self, row: IntArray) -> None:
         if not self._matcher.is_terminated():
