@@ -86,18 +86,23 @@ def test_what_is_not_allowed_is_refused_and_the_server_goes_on(served: tuple[str
 
 
 def test_responses_and_messages_see_the_same(served: tuple[str, dict[int, str], Path]) -> None:
-    where, want, _ = served
+    where, want, files = served
     with openai.OpenAI(base_url=f"{where}/v1", api_key="none", max_retries=0, timeout=120) as client:
         model = client.models.list().data[0].id
         asked: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": uri(1)}, {"type": "input_text", "text": "t40"}]}]
         more = {"ignore_eos": True, "skip_special_tokens": False}
         told = client.responses.create(model=model, input=asked, temperature=0, max_output_tokens=16, extra_body=more)
     assert told.output_text.strip().startswith(want[1])
-    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png(1)).decode()}
-    content: Any = [{"type": "image", "source": source}, {"type": "text", "text": "t40"}]
+    within = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png(1)).decode()}
+    for source in (within, {"type": "url", "url": (files / "one.png").as_uri()}):
+        assert want[1].startswith(message(where, model, [{"type": "image", "source": source}, {"type": "text", "text": "t40"}]))
+
+
+def message(where: str, model: str, content: Any) -> str:
+    """Anthropic's answer, its length checked."""
     with anthropic.Anthropic(base_url=where, api_key="none", max_retries=0, timeout=120) as other:
         said = other.messages.create(
             model=model, max_tokens=COUNT, messages=[{"role": "user", "content": content}], extra_body={"temperature": 0}
         )
         assert said.usage.input_tokens + (said.usage.cache_read_input_tokens or 0) == 17
-    assert want[1].startswith(said.content[0].text.strip())
+    return said.content[0].text.strip()

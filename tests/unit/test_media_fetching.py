@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+import ssl
+import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -35,7 +37,13 @@ async def silent(writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(2)
 
 
-def fetch(path: str, answers: dict[str, Answer], host: str = "127.0.0.1", fetcher: Fetcher | None = None) -> bytes:
+def fetch(
+    path: str,
+    answers: dict[str, Answer],
+    host: str = "127.0.0.1",
+    fetcher: Fetcher | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> bytes:
     """What a client gets of a server at `host` that answers by path; `{port}` in answers and paths is its own."""
 
     async def run() -> bytes:
@@ -49,10 +57,10 @@ def fetch(path: str, answers: dict[str, Answer], host: str = "127.0.0.1", fetche
             finally:
                 writer.close()
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
         port = server.sockets[0].getsockname()[1]
         try:
-            (got,) = await (fetcher or Fetcher(("127.0.0.1",))).fetch([f"http://{host}:{port}{path}"])
+            (got,) = await (fetcher or Fetcher(("127.0.0.1",))).fetch([f"http{'s' * bool(tls)}://{host}:{port}{path}"])
         finally:
             server.close()
         return got
@@ -171,3 +179,32 @@ def test_files_are_read_from_the_allowed_folder_only(tmp_path: Path) -> None:
 def test_addresses_that_are_none(address: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError):
         of(address, tmp_path)
+
+
+def certified(folder: Path, name: str) -> tuple[Path, ssl.SSLContext]:
+    """A new authority's certificate, and what a server needs that it knows by this name."""
+
+    def openssl(command: str) -> None:
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+
+    openssl("req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.pem")
+    openssl(f"req -newkey rsa:2048 -nodes -subj /CN=server -addext subjectAltName=DNS:{name} -keyout server.key -out server.csr")
+    openssl("x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -copy_extensions copy -out server.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+    return folder / "ca.pem", context
+
+
+def test_certificates_are_checked_against_the_name_that_the_client_gave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, context = certified(tmp_path, "localhost")
+    answers = {"/x": said("200 OK", body=b"picture")}
+
+    def get(host: str) -> bytes:
+        return fetch("/x", answers, host, Fetcher((host,)), context)
+
+    with pytest.raises(RequestError):
+        get("localhost")  # nobody here knows the authority
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    assert get("localhost") == b"picture"
+    with pytest.raises(RequestError):
+        get("127.0.0.1")  # which the certificate does not name

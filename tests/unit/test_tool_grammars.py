@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -13,7 +14,8 @@ from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.structured import StructuredOutputsParams
 from pagoda.serving.frontend.parsers.answers import AnswerFormat
 from pagoda.serving.frontend.parsers.choose import families
-from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Content, Context, Event
+from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Content, Context, Event, Family
+from pagoda.serving.frontend.parsers.harmony import HARMONY
 from pagoda.serving.frontend.parsers.thinking import THINK
 from pagoda.serving.frontend.structured.answers import ToolRule, answer_structure
 from pagoda.serving.frontend.structured.maker import GrammarMaker
@@ -30,7 +32,7 @@ SCHEMAS = {
     "stop": {"type": "object", "properties": {"now": {"type": "boolean"}}, "required": ["now"]},
 }
 TOOLS = [OfferedTool(name, schema) for name, schema in SCHEMAS.items()]
-FAMILIES = {family.names[0]: family for family in families("tools") if family.shapes}
+FAMILIES = {family.names[0]: family for family in families("tools") if not family.shapes[0].final}
 JSON_FAMILIES = sorted(name for name, family in FAMILIES.items() if family.shapes[0].style == "json")
 MARKS = ("[TOOL_CALLS]", "<|tool_call|>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>")
 
@@ -168,8 +170,54 @@ def test_reasoning_before_forced_calls(plain: Tokenizer, make: Make) -> None:
     assert ended is not None and ended.thinking is None
 
 
-def test_a_family_without_a_shape_is_named(plain: Tokenizer, make: Make) -> None:
-    harmony = next(family for family in families("tools") if "openai" in family.names)
-    with pytest.raises(RequestError, match="openai"):
-        answer_structure(None, TOOLS, ToolRule(True), AnswerFormat(harmony), plain, "")
-    assert answer_structure(None, [OfferedTool("f", None)], ToolRule(), AnswerFormat(harmony), plain, "") is None
+@pytest.mark.parametrize("special", [(), ("<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|start|>", "<|call|>", "<|return|>")])
+def test_calls_in_channels(special: tuple[str, ...], tmp_path: Path) -> None:
+    tokenizer = sample_tokenizer(tmp_path, special)
+    made = maker(tokenizer)
+    thought = "<|channel|>analysis<|message|>Hm {.<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.stop <|constrain|>json<|message|>{"now": true}<|call|>'
+    wrong, final = call.replace("true", "1"), "<|channel|>final<|message|>No."
+    grammars = [
+        made(answer_structure(None, TOOLS, ToolRule(forced), AnswerFormat(HARMONY), tokenizer, "") or StructuredOutputsParams())
+        for forced in (True, False)
+    ]
+    for grammar in grammars:
+        for before in ("", thought, thought * 2):
+            assert accepts(grammar, tokenizer, before + call) and not accepts(grammar, tokenizer, before + wrong)
+            assert accepts(grammar, tokenizer, before + final) == (grammar is grammars[1])
+    assert not any(accepts(grammar, tokenizer, "No.") for grammar in grammars)
+
+
+def test_arguments_key_by_key(plain: Tokenizer, make: Make) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string"},
+            "b": {"type": "array", "items": {"enum": ["x", 2, None]}},
+            "c": {"type": "object", "properties": {"d": {"type": "number"}}, "required": ["d"]},
+        },
+        "required": ["b"],
+    }
+    tools = [OfferedTool("f", schema), OfferedTool("g", {"type": "object", "properties": {}})]
+    ways = {
+        "gemma4": (
+            "<|tool_call>call:f{{{}}}<tool_call|>",
+            ['a:<|"|>t {<|"|>,b:[]', 'b:[<|"|>x<|"|>,2,null],c:{d:1.5}', "b:[]"],
+            ["", 'a:<|"|>t<|"|>', "b:[3]"],
+        ),
+        "pythonic": ("[f({})]", ['a="t", b=[]', 'b=["x", 2], c={"d": 1.5}'], ["", 'a="t"', "b=[3]"]),
+    }
+    for family, (around, right, wrong) in ways.items():
+        grammar = make(plain)(structure(family, plain, tools=tools, forced=True))
+        assert all(accepts(grammar, plain, around.format(text)) for text in right), family
+        assert not any(accepts(grammar, plain, around.format(text)) for text in wrong), family
+    for name, bad in (("a list with bounds", {"type": "array", "minItems": 2}), ("a value of type None", {"anyOf": []})):
+        with pytest.raises(RequestError, match=name):
+            structure("gemma4", plain, tools=[OfferedTool("f", {"type": "object", "properties": {"a": bad}})], forced=True)
+
+
+def test_a_family_without_a_shape_is_named(plain: Tokenizer) -> None:
+    stranger = Family("tools", ("stranger",), FAMILIES["hermes"].make)
+    with pytest.raises(RequestError, match="stranger"):
+        answer_structure(None, TOOLS, ToolRule(True), AnswerFormat(stranger), plain, "")
+    assert answer_structure(None, [OfferedTool("f", None)], ToolRule(), AnswerFormat(stranger), plain, "") is None

@@ -63,7 +63,7 @@ class Responses:
     async def render(self, request: Request) -> Response:
         body = await self._bodies.read(request, ResponseRequest)
         refuse_unsupported(body)
-        model, given = self._service.check_model(body.model), (*self._before(body, _owner(request)), *items_of(body.input))
+        model, given = self._service.check_model(body.model), (*await self._before(body, _owner(request)), *items_of(body.input))
         try:
             chat = chat_request(body, given)
             chat.stream = body.stream

@@ -73,6 +73,7 @@ class CallShape:
         marks: texts in these that may be special tokens.
         bare_name: the name is no JSON text. style: how arguments are written, xgrammar's word or one of `keyed.STYLES`; quote: what
             stands around texts there.
+        sayings: what may be said before, each between two texts; final: what begins an answer without calls, where that needs a mark.
         needs: a special token that the vocabulary of models has which write like this.
     """
 
@@ -87,6 +88,8 @@ class CallShape:
     bare_name: bool = False
     style: str = "json"
     quote: str = ""
+    sayings: tuple[tuple[str, str], ...] = ()
+    final: str = ""
     needs: str = ""
 
 

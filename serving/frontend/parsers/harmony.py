@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pagoda.serving.frontend.parsers.events import Content, Family, Reasoning
+from pagoda.serving.frontend.parsers.events import CallShape, Content, Family, Reasoning
 from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
 from pagoda.serving.frontend.parsers.json_calls import read_arguments
 
@@ -60,5 +60,16 @@ def _calls(flow: Flow) -> Script[None]:
         yield from flow.eat(*ENDS)
 
 
-HARMONY = Family("tools", ("openai", "gpt_oss"), scripted(_calls), signs=(CHANNEL,), marks=MARKS)
+_NEXT = f"{END}{START}assistant"
+_SHAPE = CallShape(
+    f"{CHANNEL}commentary to=functions.",
+    f"NAME {CONSTRAIN}json{MESSAGE}",
+    CALL,
+    between=f"{START}assistant",
+    marks=MARKS,
+    bare_name=True,
+    sayings=((f"{CHANNEL}analysis{MESSAGE}", _NEXT), (f"{CHANNEL}commentary{MESSAGE}", _NEXT)),
+    final=f"{CHANNEL}final{MESSAGE}",
+)
+HARMONY = Family("tools", ("openai", "gpt_oss"), scripted(_calls), signs=(CHANNEL,), marks=MARKS, shapes=(_SHAPE,))
 HARMONY_REASONING = Family("reasoning", ("openai_gptoss", "gpt_oss"), scripted(_reasoning), signs=(CHANNEL,), marks=MARKS)

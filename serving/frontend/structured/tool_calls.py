@@ -40,7 +40,9 @@ def calls_tag(
     """
     writer = _Calls(shape, tokenizer, param)
     calls = writer.calls(tools, parallel)
-    if forced:
+    if shape.final:
+        made = writer.after_sayings([calls] if forced else [calls, writer.final(content)])
+    elif forced:
         made = calls
     elif content is not None:
         made = {"type": "or", "elements": [calls, content]}
@@ -60,6 +62,22 @@ class _Calls:
         between = self._pieces(shape.between)
         more = [{"type": "star", "content": in_a_row([*between, one])}] if parallel else []
         return in_a_row([*self._pieces(shape.before), one, *more, *self._pieces(shape.after)])
+
+    def after_sayings(self, rest: list[Format]) -> Format:
+        """One of `rest`, and before it what may be said in other channels."""
+        said = any_of([self._saying(*ends) for ends in self._shape.sayings])
+        return in_a_row([{"type": "star", "content": said}, any_of(rest)])
+
+    def final(self, content: Format | None) -> Format:
+        """An answer without calls."""
+        return in_a_row([*self._pieces(self._shape.final), content or {"type": "any_text"}])
+
+    def _saying(self, begin: str, end: str) -> Format:
+        *before, first = self._pieces(begin)
+        last, *after = self._pieces(end)
+        marks = {"begin": first["value"] if first["type"] == "const_string" else first}
+        marks["end"] = last["value"] if last["type"] == "const_string" else last
+        return in_a_row([*before, {"type": "tag", **marks, "content": {"type": "any_text"}}, *after])
 
     def within_text(self, tools: Sequence[OfferedTool], parallel: bool) -> Format:
         """Any text, and calls where a mark begins them; without a mark, calls alone or a text that does not begin as they do."""
