@@ -226,6 +226,6 @@ def test_reasoning_is_folded_and_models_without_eyes_take_no_images(browser):
         until(lambda: "Four." in answer(browser) and not working(browser), "an answer")
         thoughts = browser.find_element(By.CSS_SELECTOR, ".thoughts")
         assert "Two and two." not in answer(browser) and thoughts.get_attribute("open") is None
-        thoughts.find_element(By.TAG_NAME, "summary").send_keys(Keys.ENTER)
+        thoughts.find_element(By.TAG_NAME, "summary").click()
         assert "Two and two." in answer(browser) and previews(browser) == []
         assert errors_of(browser) == []

@@ -91,7 +91,7 @@ def test_forced_calls_are_calls(family: str, words: str, request: pytest.Fixture
     for parallel in (True, False):
         grammar = make(tokenizer)(structure(family, tokenizer, forced=True, parallel=parallel))
         for seed in range(12):
-            tokens = walk(grammar, tokenizer, seed)
+            tokens = walk(grammar, tokenizer, seed, most=3000)
             assert tokens is not None
             content, calls = read(family, tokenizer.decode(tokens, skip_special_tokens=False))
             check(calls)

@@ -23,7 +23,7 @@ def _shapes(start: str, end: str, listed: bool) -> tuple[CallShape, ...]:
     return (CallShape(f'{start}{{"name": "', 'NAME", "arguments": ', f"}}{end}", between="\n", trigger=start, marks=(start, end)),)
 
 
-_ACTIONS = {"before": "<|START_ACTION|>[\n    ", "between": ",\n    ", "after": "\n]<|END_ACTION|>", "trigger": "<|START_ACTION|>"}
+_ACTIONS = {"before": "<|START_ACTION|>[\n    ", "between": ",\n    ", "after": "]<|END_ACTION|>", "trigger": "<|START_ACTION|>"}
 _ACTION = CallShape(
     '{"tool_call_id": "0", "tool_name": "', 'NAME", "parameters": ', "}", marks=("<|START_ACTION|>", "<|END_ACTION|>"), **_ACTIONS
 )
