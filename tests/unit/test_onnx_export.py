@@ -23,17 +23,18 @@ from tiny_checkpoints import logits, make
 FEW = {"num_hidden_layers": 1}
 DECODERS: dict[str, dict[str, Any]] = {
     "Llama": FEW,
-    "Gemma3": {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "Gemma3": {**FEW, "head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8, "layer_types": ["sliding_attention"]},
     "Mixtral": {**FEW, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
-"""Grouped queries; norms of q and k, windows beside none, two rotations; experts."""
+"""Grouped queries; norms of q and k, a window; experts."""
 MORE_DECODERS: dict[str, dict[str, Any]] = {
     "GPTNeoX": FEW,
+    "Gemma2": {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8},
     "Bloom": {"hidden_size": 32, "n_head": 4, "n_layer": 1},
     "GptOss": {**FEW, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "layer_types": ["sliding_attention"],
                "sliding_window": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
 }  # fmt: skip
-"""Part of a head turned; slopes by distance; sinks, and experts with biases."""
+"""Part of a head turned; soft caps, a layer with a window and one without; slopes by distance; sinks, and experts with biases."""
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [12, 13, 14])
 
 
