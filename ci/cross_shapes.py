@@ -55,6 +55,11 @@ def _attention(dtype: str) -> Iterator[Case]:
             yield _step(facts, "decode of 1", [1], 8192)
             yield _step(facts, "drafts", [5] * 8, 2048)
     yield _step(base, "a beginning that decodes share", [1] * 64, 4096, shared=True)
+    for heads, pages in product((16, 128), (dtype, "float8_e4m3fn")):
+        facts = AttentionFacts(dtype, pages, heads, 1, 576, 512, 64, 0.1, latent=True)
+        yield _step(facts, f"latents, decodes of {heads} heads", [1] * 64, 4096)
+        yield _step(facts, f"latents, decode of {heads} heads", [1], 8192)
+        yield _step(facts, f"latents, prompts of {heads} heads", [4096, 300], 8192)
 
 
 def _step(facts: AttentionFacts, label: str, queries: list[int], longest: int, shared: bool = False) -> Case:
@@ -65,6 +70,8 @@ def _step(facts: AttentionFacts, label: str, queries: list[int], longest: int, s
         longest, HostLengths(starts, np.full(rows, longest, np.int32)), shared=_empty("int32", rows + 1) if shared else None,
     )  # fmt: skip
     pages = [_empty(facts.kv_dtype, 1000, facts.num_kv_heads, page, dim).transpose(1, 2) for dim in (facts.head_dim, facts.v_dim)]
+    if facts.latent:
+        pages[1] = pages[0][..., : facts.v_dim]
     q = _empty(facts.dtype, tokens, facts.num_heads, facts.head_dim)
     sinks = _empty(facts.dtype, facts.num_heads) if facts.sinks else None
     slopes = _empty("float32", facts.num_heads) if facts.alibi else None

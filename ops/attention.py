@@ -33,6 +33,8 @@ class AttentionFacts:
         causal: query i sees keys j ≤ i; False: all keys of its request, whatever its own position, which may be beyond them.
         bias: a number per head and distance i − j is added to the logits.
         coarse: the model's weights have few bits, so kernels may compute with fewer than the dtype's.
+        latent: values are the first `v_dim` numbers of the keys of the one KV head, and `v_pages` a view of `k_pages`: a kernel may read
+            both at once (arXiv:2405.04434). Whoever writes such pages writes keys alone.
     """
 
     dtype: str
@@ -51,6 +53,7 @@ class AttentionFacts:
     causal: bool = True
     bias: bool = False
     coarse: bool = False
+    latent: bool = False
 
 
 class HostLengths(NamedTuple):

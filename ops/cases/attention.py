@@ -38,8 +38,9 @@ class _Layout:
         k_size, v_size = (page * heads * stored_dim(dim, facts.kv_dtype) for dim in (facts.head_dim, facts.v_dim))
         nothing = float("nan") if dtype.is_floating_point else 127  # bytes whose scale is 3.4e38
         if self.kind == "plain":
-            flat = [torch.full((count * size,), nothing, dtype=dtype) for size in (k_size, v_size)]
-            return flat[0].view(count, page, heads, -1), flat[1].view(count, page, heads, -1)
+            sizes = [stored_dim(dim, facts.kv_dtype) for dim in (facts.head_dim, facts.v_dim)]
+            k, v = (torch.full((count, page, heads, size), nothing, dtype=dtype) for size in sizes)
+            return k, v
         pool = torch.full((count, k_size + v_size + 24), nothing, dtype=dtype)
         k, v = pool[:, 8 : 8 + k_size], pool[:, 16 + k_size : 16 + k_size + v_size]
         if self.kind == "pool":
@@ -72,6 +73,8 @@ def attention_case(
     ids = (torch.randperm(sum(needed) + 3, generator=gen) + 1).tolist()
     table = torch.zeros(len(segments) + rows, width, dtype=torch.int32)
     k_pages, v_pages = _Layout(layout).pages(len(ids) + 1, facts)
+    if facts.latent:
+        v_pages = k_pages[..., : facts.v_dim]
     slots: list[int] = []
     for row, (queries, length) in enumerate(segments):
         mine = [ids.pop() for _ in range(needed[row])]
@@ -80,7 +83,8 @@ def attention_case(
             table[row, index] = mine[index]
             used = min(page, length - index * page)
             k_pages[mine[index], :used] = _stored(draw(gen, used, facts.num_kv_heads, facts.head_dim, scale=scale), facts)
-            v_pages[mine[index], :used] = _stored(draw(gen, used, facts.num_kv_heads, facts.v_dim), facts)
+            if not facts.latent:
+                v_pages[mine[index], :used] = _stored(draw(gen, used, facts.num_kv_heads, facts.v_dim), facts)
         slots += [mine[p // page] * page + p % page for p in range(length - queries, length)]
     counts = [queries for queries, _ in segments] + [0] * rows
     batch = PagedBatch(
@@ -244,6 +248,21 @@ def _variants(gen: torch.Generator, dtype: str, mixed: list[tuple[int, int]]) ->
             yield attention_case(gen, facts, f"coarse weights, {heads} heads of {dim}", [(70, 70), *longer, (130, 200)], layout=layout)
     for name, extra in _FEATURES.items():
         yield attention_case(gen, facts_of(dtype, **extra), name, longer, layout="pool")  # type: ignore[arg-type]
+    yield from _latents(gen, dtype, mixed)
+
+
+def _latents(gen: torch.Generator, dtype: str, mixed: list[tuple[int, int]]) -> Iterator[Case]:
+    longer = [(33, 80), (5, 190), (1, 200), (1, 16)]
+    for heads, dim, v_dim in ((4, 40, 32), (16, 576, 512), (70, 24, 16), (5, 36, 20), (128, 48, 32)):
+        facts = facts_of(dtype, (heads, 1), dim, 16 if dim < 100 else 64, v_dim=v_dim, latent=True)
+        yield attention_case(gen, facts, f"latent, {heads} heads of {dim}", mixed, padding=3, rows=1)
+        yield attention_case(gen, facts, f"latent, {heads} heads of {dim}, long", longer, layout="heads", known=True, scale=0.5)
+    wide = facts_of(dtype, (16, 1), 96, 64, v_dim=64, latent=True)
+    yield attention_case(gen, wide, "latent, decodes", [(1, 40 * n + 1) for n in range(9)])
+    yield attention_case(gen, wide, "latent, one long decode", [(1, 900)])
+    yield attention_case(gen, replace(wide, kv_dtype="float8_e4m3fn"), "latent, float8", [(20, 90), (1, 33), (1, 700)])
+    case = attention_case(gen, wide, "latent, replayed", [(9, 90), (1, 33), (1, 700)], known=True, padding=3, rows=2)
+    yield replace(case, args=(*case.args[:3], replace(case.args[3], replayed=True), *case.args[4:]))
 
 
 _FEATURES: dict[str, dict[str, object]] = {
@@ -296,9 +315,11 @@ def _write_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
 
 
 def _write_cases_of(gen: torch.Generator, dtype: str, kinds: tuple[str, ...], layout: str) -> Iterator[Case]:
-    odd = facts_of(dtype, (4, 3), 72, 8, v_dim=40)
+    odd, keys = facts_of(dtype, (4, 3), 72, 8, v_dim=40), facts_of(dtype, (4, 1), 72, 16, v_dim=0)
     for facts in (
-        replace(facts, kv_dtype=kind) for kind in kinds for facts in (facts_of(dtype), odd)[: 1 if kind == "bfloat16" != dtype else 2]
+        replace(facts, kv_dtype=kind)
+        for kind in kinds
+        for facts in (facts_of(dtype), odd, keys)[: 1 if kind == "bfloat16" != dtype else 3]
     ):
         for tokens in (0, 1, 17):
             k_pages, v_pages = _Layout(layout).pages(6, facts)

@@ -29,6 +29,23 @@ def _attention_fits(facts: AttentionFacts) -> Reason | None:
     return None if facts.kv_dtype in PAGES else f"KV in {', '.join(sorted(PAGES))}, not {facts.kv_dtype}"
 
 
+def _latent_fits(facts: AttentionFacts) -> Reason | None:
+    if not facts.latent:
+        return "attention over latents only"
+    asked = [name for name in ("window", "chunk", "softcap", "sinks", "alibi", "bias") if getattr(facts, name)]
+    if asked or not facts.causal:
+        return f"no {' or '.join(asked) or 'bidirectional attention'}"
+    if facts.head_dim - facts.v_dim > 128 or facts.v_dim > 512:
+        return f"latents of up to 512 numbers and 128 rotated ones, not {facts.v_dim} and {facts.head_dim - facts.v_dim}"
+    return None if facts.kv_dtype in PAGES else f"KV in {', '.join(sorted(PAGES))}, not {facts.kv_dtype}"
+
+
+def _writable(facts: AttentionFacts) -> Reason | None:
+    if max(facts.head_dim, facts.v_dim) > 1024:
+        return f"head sizes up to 1,024, not {max(facts.head_dim, facts.v_dim)}"
+    return None if facts.kv_dtype in PAGES else f"KV in {', '.join(sorted(PAGES))}, not {facts.kv_dtype}"
+
+
 def _float_pages(facts: RopeWriteFacts) -> Reason | None:
     return None if facts.kv_dtype in PAGES else f"KV in {', '.join(sorted(PAGES))}, not {facts.kv_dtype}"
 
@@ -76,7 +93,8 @@ def _gated_silu(facts: MoeMlpFacts) -> Reason | None:
 def triton_kernels() -> tuple[Kernel, ...]:
     return (
         Kernel("paged_attention", "triton", f"{HERE}.paged_attention:PagedAttention", NEEDS, _attention_fits, 1.0, CLAIMS),
-        Kernel("write_kv", "triton", f"{HERE}.attention:WriteKv", NEEDS, _attention_fits, 1.0, INVARIANT),
+        Kernel("paged_attention", "triton_latent", f"{HERE}.latent_attention:LatentAttention", NEEDS, _latent_fits, 3.0, CLAIMS),
+        Kernel("write_kv", "triton", f"{HERE}.attention:WriteKv", NEEDS, _writable, 1.0, INVARIANT),
         Kernel("rms_norm", "triton", f"{HERE}.pointwise:RmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("add_rms_norm", "triton", f"{HERE}.pointwise:AddRmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("rope", "triton", f"{HERE}.pointwise:Rope", NEEDS, None, 1.0, INVARIANT),

@@ -17,7 +17,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _find_request(query_start, block, num_requests, BLOCK_Q: tl.constexpr):
+def find_request(query_start, block, num_requests, BLOCK_Q: tl.constexpr):
     """Largest r with query_start[r] // BLOCK_Q + r ≤ block: request r owns blocks from there on."""
     low, high = 0, num_requests
     while low < high:
@@ -129,7 +129,7 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
         start = tl.where(queries == 1, 0, queries)
     else:
         block = num_blocks - 1 - tl.program_id(0)
-        request = _find_request(query_start, block, num_requests, BLOCK_Q)
+        request = find_request(query_start, block, num_requests, BLOCK_Q)
         first = tl.load(query_start + request)
         queries = tl.load(query_start + request + 1) - first
         start = (block - (first // BLOCK_Q + request)) * BLOCK_Q

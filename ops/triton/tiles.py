@@ -39,3 +39,12 @@ def tile_of(rows: int, dim: int, nbytes: int, page: int, shared: int) -> Tile:
 
 SHARED = Tile(128, 64, 4, 3, True)
 """For keys that decodes share: many rows meet each tile, as in a prompt."""
+
+
+def latent_tile(rows: int, dtype: str, kv_dtype: str) -> Tile:
+    """The tile for attention over latents, whose keys are the values too."""
+    if dtype == "float32":
+        return Tile(16 if rows <= 16 else 32, 16, 4, 1, False)
+    rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    # Keys that become wider pass through registers.
+    return Tile(rows, 64, 8 if rows > 32 or kv_dtype != dtype else 4, 2, False)

@@ -1,0 +1,152 @@
+"""Paged attention over latents in Triton (arXiv:2405.04434): keys and values are one tile, read once for all heads.
+
+Keys lie on the matrix units' long side and rows (query tokens × heads) on the short one, so that few heads waste nothing: a tile of
+keys times the block's queries, then the same tile's latents, turned, times the weights. What belongs to the latent and what was rotated are
+two products, since their widths are powers of two and their sum is not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from pagoda.ops.attention import AttentionFacts, PagedBatch
+from pagoda.ops.triton.paged_attention import PagedAttention, Part, early_of
+from pagoda.ops.triton.paged_kernels import LOG2E, STEP, find_request
+from pagoda.ops.triton.tiles import Tile, latent_tile
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+PROGRAMS = 128
+"""Of decodes: one a multiprocessor of a large device, since a tile fills its memory."""
+ROWS = 64
+"""Query rows of a block, at most: the results of more do not fit into registers."""
+
+
+@triton.jit
+def _tile(pages, table, first, high, p_p, p_t, PAGE: tl.constexpr, TILE: tl.constexpr, START: tl.constexpr, WIDTH: tl.constexpr,
+          BLOCK: tl.constexpr):  # fmt: skip
+    """WIDTH numbers from START on of keys `first` … [TILE, BLOCK]; those from `high` on are 0."""
+    t, d = tl.arange(0, TILE), tl.arange(0, BLOCK)
+    if TILE <= PAGE:
+        page = tl.load(table + first // PAGE).to(tl.int64)
+        offsets = page * p_p + (first % PAGE + t) * p_t
+    else:
+        page = tl.load(table + (first + t) // PAGE, mask=first + t < high, other=0).to(tl.int64)
+        offsets = page * p_p + ((first + t) % PAGE) * p_t
+    mask = (first + t < high)[:, None]
+    if WIDTH < BLOCK:
+        mask = mask & (d < WIDTH)[None, :]
+    return tl.load(pages + START + offsets[:, None] + d[None, :], mask=mask, other=0.0)
+
+
+@triton.jit(do_not_specialize=["num_requests", "num_blocks", "table_r", "splits"], do_not_specialize_on_alignment=STEP)
+def attend_latent(q, pages, out, part, lse, query_start, seq_lens, table, scale, num_requests, num_blocks, splits, q_t, q_h, o_t, o_h,
+                  p_p, p_t, table_r, HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
+                  SINGLE: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, LATENT: tl.constexpr, TURNED: tl.constexpr,
+                  BLOCK_L: tl.constexpr, BLOCK_T: tl.constexpr, PARTIAL: tl.constexpr, FEWEST: tl.constexpr, STAGES: tl.constexpr,
+                  EARLY: tl.constexpr):  # fmt: skip
+    """Blocks × groups of GROUP heads × splits; blocks, SINGLE, FEWEST and PARTIAL as in `paged_kernels.attend`."""
+    if EARLY:
+        gdc_launch_dependents()
+    group, split = tl.program_id(1), tl.program_id(2)
+    if SINGLE:
+        request = tl.program_id(0)
+        first = tl.load(query_start + request)
+        queries = tl.load(query_start + request + 1) - first
+        start = tl.where(queries == 1, 0, queries)
+    else:
+        block = num_blocks - 1 - tl.program_id(0)
+        request = find_request(query_start, block, num_requests, BLOCK_Q)
+        first = tl.load(query_start + request)
+        queries = tl.load(query_start + request + 1) - first
+        start = (block - (first // BLOCK_Q + request)) * BLOCK_Q
+    seq_len = tl.load(seq_lens + request)
+    if EARLY:
+        gdc_wait()
+    if (start >= queries) | (queries < FEWEST):
+        return
+    m = tl.arange(0, BLOCK_M)
+    row, head = start + m // GROUP, group * GROUP + m % GROUP
+    valid = (row < queries) & (m < BLOCK_Q * GROUP) & (head < HEADS)
+    position = seq_len - queries + row
+    token = (first + row).to(tl.int64)
+    latent, turned = tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_T)
+    query = q + token[None, :] * q_t + head[None, :] * q_h
+    q_latent = tl.load(query + latent[:, None], mask=valid[None, :] & (latent < LATENT)[:, None], other=0.0)
+    q_turned = tl.load(query + LATENT + turned[:, None], mask=valid[None, :] & (turned < TURNED)[:, None], other=0.0)
+
+    lowest = seq_len - queries + start
+    last = tl.minimum(lowest + BLOCK_Q, seq_len)
+    per_split = tl.cdiv(tl.cdiv(last, TILE), splits) * TILE
+    low = split * per_split
+    high = tl.minimum(low + per_split, last)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_L, BLOCK_M], tl.float32)
+    table += request * table_r
+    # Masked throughout: a loop for whole tiles and one for the last would bring that one's tile through registers, which do not suffice.
+    for at in tl.range(low, high, TILE, num_stages=STAGES):
+        keys = _tile(pages, table, at, high, p_p, p_t, PAGE, TILE, 0, LATENT, BLOCK_L).to(q_latent.dtype)
+        rest = _tile(pages, table, at, high, p_p, p_t, PAGE, TILE, LATENT, TURNED, BLOCK_T).to(q_latent.dtype)
+        logits = tl.dot(keys, q_latent, input_precision="ieee")
+        logits = tl.dot(rest, q_turned, logits, input_precision="ieee") * (scale * LOG2E)
+        j = at + tl.arange(0, TILE)
+        seen = (j < high)[:, None] & valid[None, :] & (j[:, None] <= position[None, :])
+        logits = tl.where(seen, logits, float("-inf"))
+        new_top = tl.maximum(top, tl.max(logits, 0))
+        safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp2(logits - safe[None, :])
+        shrink = tl.exp2(top - safe)
+        total = total * shrink + tl.sum(weight, 0)
+        acc = tl.dot(tl.trans(keys), weight.to(q_latent.dtype), acc * shrink[None, :], input_precision="ieee")
+        top = new_top
+    there = valid[None, :] & (latent < LATENT)[:, None]
+    if PARTIAL:
+        base = (request.to(tl.int64) * HEADS + head) * splits + split
+        tl.store(part + base[None, :] * LATENT + latent[:, None], acc, mask=there & (low < high))
+        tl.store(lse + base * 2, top, mask=valid)
+        tl.store(lse + base * 2 + 1, total, mask=valid)
+    else:
+        result = acc / tl.where(total == 0.0, 1.0, total)[None, :]
+        where = out + token[None, :] * o_t + head[None, :] * o_h + latent[:, None]
+        tl.store(where, result.to(out.dtype.element_ty), mask=there)
+
+
+class LatentAttention(PagedAttention):
+    """`run` as in `ops.attention.PagedAttentionReference`, for facts that say `latent`; prompts and decodes apart, as elsewhere."""
+
+    def __init__(self, facts: AttentionFacts) -> None:
+        super().__init__(facts)
+        self._turned = facts.head_dim - facts.v_dim
+        self._tiles = triton.cdiv(facts.num_heads, ROWS)
+        """Of heads; a tile of more heads than there are is all there is."""
+        self._heads = triton.cdiv(facts.num_heads, self._tiles)
+
+    def part(
+        self, batch: PagedBatch, tokens: slice, tile: Tile | None = None, splits: int = 0, single: bool = False, fewest: int = 0
+    ) -> Part:
+        single = single or batch.max_query <= 1
+        rows = self._heads * (1 if single else max(batch.max_query, 1))
+        chosen = tile or latent_tile(min(rows, ROWS), self.facts.dtype, self.facts.kv_dtype)
+        chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(self._heads)))
+        return Part(batch, tokens, chosen, splits or (self._splits_of(batch, chosen.keys) if single else 1), 0, single, fewest)
+
+    def _splits_of(self, batch: PagedBatch, keys: int) -> int:
+        programs = max(batch.seq_lens.shape[0] * self._tiles, 1)
+        return max(min(PROGRAMS // programs, -(-batch.max_seq // keys), 64), 1)
+
+    def _attend(self, part: Part, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, out: torch.Tensor,
+                partial: torch.Tensor, lse: torch.Tensor, *_: Any) -> None:  # fmt: skip
+        facts, batch, tile, requests = self.facts, part.batch, part.tile, part.batch.seq_lens.shape[0]
+        block_q = 1 if part.single else max(tile.rows // self._heads, 1)
+        blocks = requests if part.single else q.shape[0] // block_q + requests
+        attend_latent[(blocks, self._tiles, part.splits)](
+            q, k_pages, out, partial, lse, batch.query_start, batch.seq_lens, batch.block_table, facts.scale, requests, blocks, part.splits,
+            q.stride(0), q.stride(1), out.stride(0), out.stride(1), k_pages.stride(0), k_pages.stride(1), batch.block_table.stride(0),
+            HEADS=facts.num_heads, GROUP=self._heads, BLOCK_Q=block_q, BLOCK_M=tile.rows, SINGLE=part.single, TILE=tile.keys,
+            PAGE=facts.page_size, LATENT=facts.v_dim, TURNED=self._turned, BLOCK_L=self.block_dv,
+            BLOCK_T=max(triton.next_power_of_2(self._turned), 16), PARTIAL=part.splits > 1, FEWEST=part.fewest, STAGES=tile.stages,
+            num_warps=tile.warps, num_stages=tile.stages, **early_of(part),
+        )  # fmt: skip
