@@ -40,7 +40,7 @@ TARGETS = {
 }  # fmt: skip
 MATRIX = re.compile(r"wgmma\.mma_async|tcgen05\.mma|mma\.sync|v_mfma_\w+|v_wmma_\w+")
 NARROW_DOT = re.compile(r"tt\.dot.*tensor<[0-9x]+x(?:f16|bf16|f8\w+)>")
-PRODUCTS = ("act_gemm", "gemm", "gemm_fp8", "moe_mlp", "norm_gemm", "paged_attention")
+PRODUCTS = ("act_gemm", "gemm", "gemm_fp8", "moe_mlp", "moe_mlp_fp8", "norm_gemm", "paged_attention")
 DTYPES = ("bfloat16", "float16", "float32")
 
 

@@ -14,6 +14,7 @@ from pagoda.ops.attention import AttentionFacts, HostLengths, PagedBatch
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_fp8 import GemmFp8Facts
 from pagoda.ops.moe import MoeMlpFacts, RouteFacts
+from pagoda.ops.moe_fp8 import MoeMlpFp8Facts
 from pagoda.ops.norm import NormFacts
 from pagoda.ops.norm_gemm import NormGemmFacts
 from pagoda.ops.op import Case
@@ -121,6 +122,14 @@ def _moe(dtype: str) -> Iterator[Case]:
         yield Case(f"{tokens} tokens, {facts.experts} experts", replace(facts, dtype=dtype), args, weights)
 
 
+def _moe_fp8(dtype: str) -> Iterator[Case]:
+    for case, block in product(_moe(dtype), (0, 128)):
+        facts = MoeMlpFp8Facts(case.facts, block)
+        codes = {name: _empty("float8_e4m3fn", *facts.shape(name)) for name in ("up", "down")}
+        scales = {f"{name}_scale": _empty("float32", *facts.scale_shape(name)) for name in ("up", "down")}
+        yield replace(case, label=f"{case.label}, squares of {block}", facts=facts, weights={**case.weights, **codes, **scales})
+
+
 def _route(dtype: str) -> Iterator[Case]:
     for experts, top_k, score in (
         (128, 8, "softmax"),
@@ -161,6 +170,6 @@ def _sample(dtype: str) -> Iterator[Case]:
 
 
 MAKERS = {
-    "paged_attention": _attention, "gemm": _gemm, "gemm_fp8": _gemm_fp8, "norm_gemm": _norm_gemm, "moe_mlp": _moe, "route": _route,
-    "rope_write": _rope_write, "rms_norm": _norm, "add_rms_norm": _add_norm, "sample": _sample,
+    "paged_attention": _attention, "gemm": _gemm, "gemm_fp8": _gemm_fp8, "norm_gemm": _norm_gemm, "moe_mlp": _moe, "moe_mlp_fp8": _moe_fp8,
+    "route": _route, "rope_write": _rope_write, "rms_norm": _norm, "add_rms_norm": _add_norm, "sample": _sample,
 }  # fmt: skip

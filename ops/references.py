@@ -5,6 +5,7 @@ from __future__ import annotations
 from pagoda.hal.kernel import Kernel
 from pagoda.ops.linear_fp8 import dequantised_bytes as dequantised_fp8_bytes
 from pagoda.ops.linear_gguf import dequantised_bytes
+from pagoda.ops.moe_fp8 import decoded_fp8_experts_bytes
 from pagoda.ops.moe_gguf import decoded_experts_bytes
 
 REFERENCES = {
@@ -29,6 +30,7 @@ REFERENCES = {
     "route": "moe:RouteReference",
     "moe_mlp": "moe:MoeMlpReference",
     "moe_mlp_gguf": "moe_gguf:MoeMlpGgufReference",
+    "moe_mlp_fp8": "moe_fp8:MoeMlpFp8Reference",
     "causal_conv1d": "conv:CausalConvReference",
     "selective_scan": "scan:SelectiveScanReference",
     "ssd_scan": "scan:SsdScanReference",
@@ -60,4 +62,5 @@ def portable_kernels() -> tuple[Kernel, ...]:
         Kernel("gemm_fp8", "dequantised", "pagoda.ops.linear_fp8:GemmFp8Dequantised", rank=0.0, packed_bytes=dequantised_fp8_bytes),
         Kernel("segment_attention", "torch", "pagoda.ops.segment_attention:SegmentAttentionTorch", rank=0.0),
         Kernel("moe_mlp_gguf", "dequantised", "pagoda.ops.moe_gguf:MoeMlpGgufDequantised", rank=0.0, packed_bytes=decoded_experts_bytes),
+        Kernel("moe_mlp_fp8", "dequantised", "pagoda.ops.moe_fp8:MoeMlpFp8Dequantised", rank=0.0, packed_bytes=decoded_fp8_experts_bytes),
     )

@@ -13,6 +13,7 @@ from pagoda.ops.cases.linear_fp8 import GEMM_FP8
 from pagoda.ops.cases.linear_gguf import EMBEDDING_GGUF, GEMM_GGUF
 from pagoda.ops.cases.lora import LORA_DELTA
 from pagoda.ops.cases.moe import MOE_MLP, ROUTE
+from pagoda.ops.cases.moe_fp8 import MOE_MLP_FP8
 from pagoda.ops.cases.moe_gguf import MOE_MLP_GGUF
 from pagoda.ops.cases.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
 from pagoda.ops.cases.norm_gemm import NORM_GEMM
@@ -29,7 +30,7 @@ _OPS = (
     RMS_NORM, ADD_RMS_NORM, LAYER_NORM, NORM_GEMM, ACT_GEMM,
     GATED_ACTIVATION, ACTIVATION,
     ROPE, WRITE_KV, ROPE_WRITE, PAGED_ATTENTION, SEGMENT_ATTENTION,
-    ROUTE, MOE_MLP, MOE_MLP_GGUF,
+    ROUTE, MOE_MLP, MOE_MLP_GGUF, MOE_MLP_FP8,
     CAUSAL_CONV1D, SELECTIVE_SCAN, SSD_SCAN, GATED_DELTA_RULE, WKV,
     PENALIZE, TOKEN_BITMASK, SAMPLE, TOP_LOGPROBS,
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pagoda.hal.info import Feature
 from pagoda.hal.kernel import Kernel, Needs, Reason
-from pagoda.ops.triton.kernels import CLAIMS, NEEDS, fp8_act_gemm, fp8_norm_gemm, fp8_squares, plain_norm_gemm, triton_kernels
+from pagoda.ops.triton.kernels import CLAIMS, NEEDS, fp8_act_gemm, fp8_experts, fp8_norm_gemm, fp8_squares, plain_norm_gemm, triton_kernels
 
 if TYPE_CHECKING:
     from pagoda.ops.attention import AttentionFacts
@@ -67,6 +67,7 @@ def cuda_kernels() -> tuple[Kernel, ...]:
         Kernel("gemm", "triton", "pagoda.ops.triton.gemm:Gemm", MEASURED, None, 1.0, CLAIMS),
         Kernel("act_gemm", "triton", "pagoda.ops.triton.act_gemm:ActGemm", FLOAT8, fp8_act_gemm, 1.0, CLAIMS, eps=2.0**-3),
         Kernel("gemm_fp8", "triton", "pagoda.ops.triton.gemm_fp8:GemmFp8", FLOAT8, fp8_squares, 1.0, CLAIMS, eps=2.0**-3),
+        Kernel("moe_mlp_fp8", "triton", "pagoda.ops.triton.moe_fp8:MoeMlpFp8", FLOAT8, fp8_experts, 1.0, CLAIMS, eps=2.0**-3),
         Kernel("norm_gemm", "triton_fp8", "pagoda.ops.triton.norm_gemm_fp8:NormGemmFp8", FLOAT8, fp8_norm_gemm, 1.0, CLAIMS, eps=2.0**-3),
         Kernel("norm_gemm", "triton", "pagoda.ops.triton.norm_gemm:NormGemm", MEASURED, plain_norm_gemm, 1.0, CLAIMS),
         Kernel(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pagoda.ops.activation import ActivationFacts
     from pagoda.ops.attention import AttentionFacts
     from pagoda.ops.moe import MoeMlpFacts, RouteFacts
+    from pagoda.ops.moe_fp8 import MoeMlpFp8Facts
     from pagoda.ops.norm_gemm import NormGemmFacts
     from pagoda.ops.rope_write import RopeWriteFacts
 
@@ -88,6 +89,10 @@ def _ungrouped(facts: RouteFacts) -> Reason | None:
 
 def _gated_silu(facts: MoeMlpFacts) -> Reason | None:
     return None if facts.gated and facts.activation == "silu" else f"gated SiLU only, not {facts.activation}"
+
+
+def fp8_experts(facts: MoeMlpFp8Facts) -> Reason | None:
+    return _gated_silu(facts.plain) or fp8_squares(facts)
 
 
 def triton_kernels() -> tuple[Kernel, ...]:

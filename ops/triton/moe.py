@@ -105,7 +105,7 @@ def _sort(ids, order, owner, pairs, first, blocks, EXPERTS: tl.constexpr, BINS: 
 
 
 @triton.jit
-def _activated(gate, up, alpha, limit, KIND: tl.constexpr):
+def activated(gate, up, alpha, limit, KIND: tl.constexpr):
     if KIND == "clamped":
         gate, up = tl.minimum(gate, limit), tl.minimum(tl.maximum(up, -limit), limit)
         return gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
@@ -140,7 +140,7 @@ def _up(x, weight, bias, scales, order, owner, hidden, pairs, x_t, alpha, limit,
         biases = bias + expert * (2 * HIDDEN) + n
         gate += tl.load(biases, mask=n < HIDDEN, other=0.0).to(tl.float32)[None, :]
         up += tl.load(biases + HIDDEN, mask=n < HIDDEN, other=0.0).to(tl.float32)[None, :]
-    result = _activated(gate, up, alpha, limit, KIND).to(hidden.dtype.element_ty)
+    result = activated(gate, up, alpha, limit, KIND).to(hidden.dtype.element_ty)
     tl.store(hidden + pair.to(tl.int64)[:, None] * HIDDEN + n[None, :], result, mask=valid[:, None] & (n < HIDDEN)[None, :])
 
 
@@ -201,25 +201,46 @@ def _tile(choices_an_expert: float) -> _Tile:
     return _Tile(64, (64, 64), (128, 64), 4, 4) if choices_an_expert <= 96 else _Tile(128, (128, 64), (128, 64), 8, 3)
 
 
+def kind_of(facts: MoeMlpFacts) -> str:
+    """Of the activation, as the kernels name it."""
+    return "clamped" if facts.limit is not None and facts.alpha is not None else "silu"
+
+
+def sort_choices(facts: MoeMlpFacts, ids: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choices by expert in blocks of `rows`, and the expert of each block that there can be, −1 for those that there are not."""
+    pairs, local = ids.numel(), facts.local or facts.experts
+    blocks = min(pairs, local + pairs // rows)
+    order = torch.empty(blocks * rows, dtype=torch.int32, device=ids.device)
+    owner = torch.empty(blocks, dtype=torch.int32, device=ids.device)
+    _sort[(local,)](
+        ids, order, owner, pairs, facts.first, blocks, EXPERTS=local, BINS=triton.next_power_of_2(local),
+        BLOCK=min(PAIRS, max(128, triton.next_power_of_2(pairs))), ROWS=rows, num_warps=4,
+    )  # fmt: skip
+    return order, owner
+
+
+def sum_choices(facts: MoeMlpFacts, parts: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What the choices of each token come to."""
+    out = torch.empty(ids.shape[0], facts.width, dtype=dtype, device=parts.device)
+    _sum[(ids.shape[0], triton.cdiv(facts.width, 1024))](
+        parts, ids, out, facts.first, WIDTH=facts.width, EXPERTS=facts.local or facts.experts, TOP_K=facts.top_k, BLOCK=1024
+    )  # fmt: skip
+    return out
+
+
 class MoeMlp(PlainKernel):
     """`run(packed, x, weights, ids)`, as in `ops.moe.MoeMlpReference` for gated experts."""
 
     facts: MoeMlpFacts
 
-    def __init__(self, facts: MoeMlpFacts) -> None:
-        super().__init__(facts)
-        self._local = facts.local or facts.experts
-        self._kind = "clamped" if facts.limit is not None and facts.alpha is not None else "silu"
-
     def run(self, packed: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         facts, tokens = self.facts, x.shape[0]
-        out = torch.empty(tokens, facts.width, dtype=x.dtype, device=x.device)
         if tokens == 0:
-            return out
+            return torch.empty(0, facts.width, dtype=x.dtype, device=x.device)
         x, ids, weights = x if x.stride(-1) == 1 else x.contiguous(), ids.contiguous(), weights.contiguous()
         pairs = ids.numel()
         tile = _tile(pairs / facts.experts)
-        order, owner = self._sorted(ids, tile.rows)
+        order, owner = sort_choices(facts, ids, tile.rows)
         hidden = torch.empty(pairs, facts.hidden, dtype=x.dtype, device=x.device)
         parts = torch.empty(pairs, facts.width, dtype=torch.float32, device=x.device)
         bias = (packed["up_bias"], packed["down_bias"]) if facts.bias else (x, x)
@@ -227,25 +248,10 @@ class MoeMlp(PlainKernel):
         sizes = {"WIDTH": facts.width, "HIDDEN": facts.hidden}
         _up[(triton.cdiv(facts.hidden, tile.up[0]), len(owner))](
             x, packed["up"], bias[0], weights, order, owner, hidden, pairs, x.stride(0), facts.alpha or 0.0, facts.limit or 0.0, **sizes,
-            TOP_K=facts.top_k, BLOCK_N=tile.up[0], BLOCK_K=tile.up[1], KIND=self._kind, SCALE=facts.scale_input, **common,
+            TOP_K=facts.top_k, BLOCK_N=tile.up[0], BLOCK_K=tile.up[1], KIND=kind_of(facts), SCALE=facts.scale_input, **common,
         )  # fmt: skip
         _down[(triton.cdiv(facts.width, tile.down[0]), len(owner))](
             hidden, packed["down"], bias[1], weights, order, owner, parts, pairs, **sizes, BLOCK_N=tile.down[0], BLOCK_K=tile.down[1],
             SCALE=not facts.scale_input, **common,
         )  # fmt: skip
-        _sum[(tokens, triton.cdiv(facts.width, 1024))](
-            parts, ids, out, facts.first, WIDTH=facts.width, EXPERTS=self._local, TOP_K=facts.top_k, BLOCK=1024
-        )  # fmt: skip
-        return out
-
-    def _sorted(self, ids: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choices by expert in blocks of `rows`, and the expert of each block that there can be, −1 for those that there are not."""
-        pairs = ids.numel()
-        blocks = min(pairs, self._local + pairs // rows)
-        order = torch.empty(blocks * rows, dtype=torch.int32, device=ids.device)
-        owner = torch.empty(blocks, dtype=torch.int32, device=ids.device)
-        _sort[(self._local,)](
-            ids, order, owner, pairs, self.facts.first, blocks, EXPERTS=self._local, BINS=triton.next_power_of_2(self._local),
-            BLOCK=min(PAIRS, max(128, triton.next_power_of_2(pairs))), ROWS=rows, num_warps=4,
-        )  # fmt: skip
-        return order, owner
+        return sum_choices(facts, parts, ids, x.dtype)
