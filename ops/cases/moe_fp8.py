@@ -57,10 +57,15 @@ def _case(gen: torch.Generator, facts: MoeMlpFp8Facts, label: str, rows: int) ->
 def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
     small = MoeMlpFacts(dtype, 8, 64, 96, 2)
     kinds = {
-        "gated": small, "biased": replace(small, bias=True), "plain": replace(small, gated=False),
-        "a share": replace(small, first=2, local=3), "clamped": replace(small, bias=True, alpha=1.702, limit=1.0), "scaled input": replace(small, top_k=1, scale_input=True),
-        "odd": replace(small, width=80, hidden=48, experts=5), "wide": MoeMlpFacts(dtype, 4, 384, 272, 2),
-    }  # fmt: skip
+        "gated": small,
+        "biased": replace(small, bias=True),
+        "plain": replace(small, gated=False),
+        "a share": replace(small, first=2, local=3),
+        "clamped": replace(small, bias=True, alpha=1.702, limit=1.0),
+        "scaled input": replace(small, top_k=1, scale_input=True),
+        "odd": replace(small, width=80, hidden=48, experts=5),
+        "wide": MoeMlpFacts(dtype, 4, 384, 272, 2),
+    }
     for name, plain in kinds.items():
         for block in (0, 128):
             for rows in (0, 1, 17, 70) if name == "wide" else (0, 1, 17):
