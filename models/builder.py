@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -22,6 +23,7 @@ from pagoda.models.fusion import RULES, Rule, Site
 from pagoda.models.loaded import Loaded
 from pagoda.models.parallel.shard import Role, Shard, Span
 from pagoda.models.spec import Norm
+from pagoda.ops.head_gemm import HeadGemmFacts
 from pagoda.ops.linear import EmbeddingFacts
 from pagoda.ops.lora import LoraFacts
 from pagoda.ops.moe import MoeMlpFacts
@@ -201,6 +203,19 @@ class Builder:
         adapted = AdaptedLinear(linear, kernel.run, facts, tuple(parts), down, up)
         self.adapters.add(path, tuple(parts), adapted)
         return adapted
+
+    def head_product(
+        self, path: str, facts: HeadGemmFacts, rows: Span, columns: Span, pick: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """A product for each head with what `pick` makes of this rank's part of the weight at `path`, in plain numbers; None in a hollow
+        builder."""
+        self._want(f"{path}.weight", (rows.total, columns.total), "column", formatted=True)
+        part = LinearPart(path.rpartition(".")[2], rows.part, self._tensors_of(path, False))
+        whole = self.format.decoded(LinearUse(path, facts.dtype, columns.part, (part,)))
+        nbytes = DTYPE_BYTES[facts.dtype] * facts.heads * facts.in_features * facts.out_features
+        use = FormatUse("head_gemm", facts, whole.parts, lambda: {"weight": pick(whole.load()["weight"])}, nbytes)
+        kernel, packed = self._piece(use)
+        return partial(kernel.run, packed) if self.loading else None
 
     def experts(self, path: str, facts: MoeMlpFacts, experts: Span, hidden: Span) -> tuple[KernelRun, Any]:
         wide = dict.fromkeys(("gate", "up") if facts.gated else ("up",), (hidden.total, facts.width))

@@ -25,7 +25,8 @@ def _mixer_numbers(mixer: Mixer | None) -> int:
         case Attention():
             return (mixer.heads * 2 + mixer.kv_heads * 2) * mixer.head_dim
         case MLA():
-            return mixer.heads * (3 * (mixer.nope_dim + mixer.rope_dim) + 3 * mixer.v_dim)
+            latent = mixer.kv_rank + mixer.rope_dim
+            return mixer.heads * (2 * (mixer.nope_dim + mixer.rope_dim) + 3 * latent + mixer.v_dim)
         case Bidirectional() | Cross():
             return _mixer_numbers(mixer.attention)
         case Both():

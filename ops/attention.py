@@ -6,7 +6,7 @@ they lie, kernels read strides. In int8 pages a head of a token has a scale of i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +54,11 @@ class AttentionFacts:
     bias: bool = False
     coarse: bool = False
     latent: bool = False
+
+
+def written(facts: AttentionFacts) -> AttentionFacts:
+    """Facts of the `write_kv` that fills the pages which attention of these facts reads."""
+    return replace(facts, v_dim=0, latent=False) if facts.latent else facts
 
 
 class HostLengths(NamedTuple):

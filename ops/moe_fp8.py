@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -49,6 +50,13 @@ class MoeMlpFp8Facts:
             return (experts, outputs)
         pieces = self.pieces(name)
         return (experts, pieces * -(-outputs // pieces // self.block), -(-inputs // self.block))
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that the primitive packs."""
+        size: int = getattr(torch, self.dtype).itemsize
+        shapes = [(self.shape(name), self.scale_shape(name)) for name in MATRICES]
+        return sum(prod(shape) + 4 * prod(scales) + self.plain.bias * shape[0] * shape[1] * size for shape, scales in shapes)
 
 
 def expert_numbers(facts: MoeMlpFp8Facts, packed: Any, name: str, expert: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ REFERENCES = {
     "gemm_gguf": "linear_gguf:GemmGgufReference",
     "embedding_gguf": "linear_gguf:EmbeddingGgufReference",
     "gemm_fp8": "linear_fp8:GemmFp8Reference",
+    "head_gemm": "head_gemm:HeadGemmReference",
     "lora_delta": "lora:LoraDeltaReference",
     "rms_norm": "norm:RmsNormReference",
     "add_rms_norm": "norm:AddRmsNormReference",
@@ -60,6 +61,7 @@ def portable_kernels() -> tuple[Kernel, ...]:
     return (
         Kernel("gemm_gguf", "dequantised", "pagoda.ops.linear_gguf:GemmGgufDequantised", rank=0.0, packed_bytes=dequantised_bytes),
         Kernel("gemm_fp8", "dequantised", "pagoda.ops.linear_fp8:GemmFp8Dequantised", rank=0.0, packed_bytes=dequantised_fp8_bytes),
+        Kernel("head_gemm", "torch", "pagoda.ops.head_gemm:HeadGemmTorch", rank=0.0, claims=frozenset({"capturable"})),
         Kernel("segment_attention", "torch", "pagoda.ops.segment_attention:SegmentAttentionTorch", rank=0.0),
         Kernel("moe_mlp_gguf", "dequantised", "pagoda.ops.moe_gguf:MoeMlpGgufDequantised", rank=0.0, packed_bytes=decoded_experts_bytes),
         Kernel("moe_mlp_fp8", "dequantised", "pagoda.ops.moe_fp8:MoeMlpFp8Dequantised", rank=0.0, packed_bytes=decoded_fp8_experts_bytes),

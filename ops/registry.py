@@ -8,6 +8,7 @@ from types import MappingProxyType
 from pagoda.ops.cases.act_gemm import ACT_GEMM
 from pagoda.ops.cases.activation import ACTIVATION, GATED_ACTIVATION
 from pagoda.ops.cases.attention import PAGED_ATTENTION, WRITE_KV
+from pagoda.ops.cases.head_gemm import HEAD_GEMM
 from pagoda.ops.cases.linear import EMBEDDING, GEMM
 from pagoda.ops.cases.linear_fp8 import GEMM_FP8
 from pagoda.ops.cases.linear_gguf import EMBEDDING_GGUF, GEMM_GGUF
@@ -26,7 +27,7 @@ from pagoda.ops.cases.wkv import WKV
 from pagoda.ops.op import Op
 
 _OPS = (
-    GEMM, EMBEDDING, GEMM_GGUF, EMBEDDING_GGUF, GEMM_FP8, LORA_DELTA,
+    GEMM, EMBEDDING, GEMM_GGUF, EMBEDDING_GGUF, GEMM_FP8, HEAD_GEMM, LORA_DELTA,
     RMS_NORM, ADD_RMS_NORM, LAYER_NORM, NORM_GEMM, ACT_GEMM,
     GATED_ACTIVATION, ACTIVATION,
     ROPE, WRITE_KV, ROPE_WRITE, PAGED_ATTENTION, SEGMENT_ATTENTION,

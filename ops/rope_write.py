@@ -21,6 +21,7 @@ class RopeWriteFacts:
         num_heads, num_kv_heads, head_dim: geometry on this rank; v's heads are as wide as k's.
         rotary_dim, style: as in `RopeFacts`. page_size: tokens per page.
         norm: each head of q and of k is normed first, with weights that all heads share; eps, offset: as in `NormFacts`.
+        k_scale, v_scale: pages hold k and v divided by these, and q comes multiplied by k's.
     """
 
     dtype: str
@@ -34,6 +35,8 @@ class RopeWriteFacts:
     norm: bool = False
     eps: float = 0.0
     offset: float = 0.0
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
 
 class RopeWriteReference(PlainKernel):
@@ -61,5 +64,7 @@ class RopeWriteReference(PlainKernel):
         if self.facts.norm:
             q, k = self._norm.run({"weight": packed["q_norm"]}, q), self._norm.run({"weight": packed["k_norm"]}, k)
         q, k = self._rope.run(q, k, cos, sin)
+        if (self.facts.k_scale, self.facts.v_scale) != (1.0, 1.0):
+            q, k, v = q * self.facts.k_scale, k / self.facts.k_scale, v / self.facts.v_scale
         self._write.run(k, v, k_pages, v_pages, slots)
         return q

@@ -169,6 +169,10 @@ class Format(Protocol):
         """
         ...
 
+    def decoded(self, use: LinearUse) -> FormatUse:
+        """The layer as a product of plain numbers, however it is stored."""
+        ...
+
     def experts(self, use: ExpertsUse) -> FormatUse: ...
 
     def embedding(self, use: EmbeddingUse) -> FormatUse:

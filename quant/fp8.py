@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -11,45 +11,17 @@ import torch
 from pagoda.hal.errors import CheckpointError
 from pagoda.hal.kernel import Facts
 from pagoda.ops.linear_fp8 import GemmFp8Facts, quantised
+from pagoda.ops.moe_fp8 import MoeMlpFp8Facts, quantised_experts
 from pagoda.quant.format import ExpertsUse, FormatUse, LinearPart, LinearUse, StoredTensor
+from pagoda.quant.fp8_experts import Fp8Experts
+from pagoda.quant.fp8_scales import SCALES, Decoded, rows_of, scale_of, squares
 from pagoda.quant.gguf import GgufFormat
 
 STORED = "float8_e4m3fn"
-SCALES = ("weight_scale", "weight_scale_inv")
-"""What checkpoints call scales; both are multiplied by."""
 PLAIN = ("router", "shared_gate")
 """Layers that conversion leaves alone: small, and what they decide is all or nothing."""
 MULTIPLE = 16
 """Converted matrices have sides that are multiples of it, as libraries' products want."""
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """A `StoredTensor`: codes `[…, N, K]` times their scales, as plain numbers. `block`: side of a scale's square; 0: no squares."""
-
-    name: str
-    codes: StoredTensor
-    scale: StoredTensor
-    block: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.codes.shape
-
-    @property
-    def dtype(self) -> str:
-        return "float32"
-
-    def read(self, index: tuple[slice, ...] = ()) -> torch.Tensor:
-        numbers = self.codes.read(index).float()
-        outer = tuple(index[: len(self.shape) - 2])
-        if not self.block:
-            rows = tuple(index[len(outer) : len(outer) + 1])
-            return numbers * _rows_of(self.scale, self.shape, (*outer, *rows)).unsqueeze(-1)
-        full = (*index, *(slice(None),) * (len(self.shape) - len(index)))
-        places = [torch.arange(size)[span] // self.block for span, size in zip(full[-2:], self.shape[-2:], strict=True)]
-        scales = self.scale.read(outer).float()
-        return numbers * scales.index_select(-2, places[0]).index_select(-1, places[1])
 
 
 class _Kind(NamedTuple):
@@ -90,10 +62,33 @@ class Fp8Format(GgufFormat):
         groups = groupby(range(len(kinds)), key=lambda i: kinds[i])
         return tuple(self._use(replace(use, parts=tuple(use.parts[i] for i in group)), kind) for kind, group in groups)
 
+    def decoded(self, use: LinearUse) -> FormatUse:
+        parts = tuple(replace(part, tensors=self._plain_tensors(part.tensors, use.path)) for part in use.parts)
+        return super().decoded(replace(use, parts=parts))
+
     def experts(self, use: ExpertsUse) -> FormatUse:
-        """Decoded while they load."""
-        tensors = {name: self._plain_tensors(stored, use.path) for name, stored in use.tensors.items()}
-        return super().experts(replace(use, tensors=tensors))
+        """In their codes where all are stored alike and this rank's share ends between squares; else decoded while they load."""
+        facts, kinds = use.facts, {self._expert_kind(use, name) for name in use.tensors}
+        if len(kinds) != 1 or (kind := kinds.pop()).way in ("plain", "decoded"):
+            tensors = {name: self._plain_tensors(stored, use.path) for name, stored in use.tensors.items()}
+            return super().experts(replace(use, tensors=tensors))
+        coded = MoeMlpFp8Facts(facts, kind.block)
+        load, nbytes = Fp8Experts(self, use, coded), coded.nbytes
+        if kind.way == "codes":
+            return FormatUse("moe_mlp_fp8", coded, tuple(use.tensors), load, nbytes)
+        plain = super().experts(use)
+        return FormatUse("moe_mlp_fp8", coded, plain.parts, plain.load, nbytes, lambda loaded: quantised_experts(coded, loaded))
+
+    def _expert_kind(self, use: ExpertsUse, name: str) -> _Kind:
+        tensors = use.tensors[name]
+        tensor = tensors.get("weight")
+        if tensor is None or not tensor.dtype.startswith("float8"):
+            fits = not any(size % MULTIPLE for size in (use.facts.width, use.facts.hidden))
+            return _Kind("converted", self._block) if self._converts and fits else _Kind("plain")
+        block = self._checked(tensor, tensors, use.path)
+        whole = tensor.shape[-1] if name == "down" else tensor.shape[-2]
+        cut = block and (use.hidden.start % block or (use.hidden.stop % block and use.hidden.stop != whole))
+        return _Kind("decoded" if cut else "codes", 0 if cut else block)
 
     def _kinds(self, use: LinearUse) -> Iterator[_Kind]:
         """Of each part. Parts whose squares end inside a part are not stacked with the next one."""
@@ -120,8 +115,7 @@ class Fp8Format(GgufFormat):
 
     def _use(self, use: LinearUse, kind: _Kind) -> FormatUse:
         if kind.way in ("plain", "decoded"):
-            parts = tuple(replace(part, tensors=self._plain_tensors(part.tensors, use.path)) for part in use.parts)
-            return self._linear(replace(use, parts=parts), None)
+            return self.decoded(use)
         facts = GemmFp8Facts(use.dtype, len(use.columns), use.out_features, use.bias, kind.block)
         names = tuple(part.name for part in use.parts)
         size: int = getattr(torch, use.dtype).itemsize
@@ -137,10 +131,10 @@ class Fp8Format(GgufFormat):
         columns = slice(use.columns.start, use.columns.stop)
         weights, scales = [], []
         for part in use.parts:
-            rows, (_, scale) = slice(part.rows.start, part.rows.stop), _scale_of(part.tensors)
+            rows, (_, scale) = slice(part.rows.start, part.rows.stop), scale_of(part.tensors)
             weights.append(part.tensors["weight"].read((rows, columns)))
             shape = part.tensors["weight"].shape
-            scales.append(_squares(scale, part.rows, use.columns, block) if block else _rows_of(scale, shape, (rows,)))
+            scales.append(squares(scale, part.rows, use.columns, block) if block else rows_of(scale, shape, (rows,)))
         loaded = {"weight": torch.cat(weights), "scale": torch.cat(scales)}
         if use.bias:
             loaded["bias"] = torch.cat([self.plain(p.tensors["bias"], use.dtype, (slice(p.rows.start, p.rows.stop),)) for p in use.parts])
@@ -151,12 +145,12 @@ class Fp8Format(GgufFormat):
         tensor = tensors.get("weight")
         if tensor is None or not tensor.dtype.startswith("float8"):
             return dict(tensors)
-        _, scale = _scale_of(tensors)
+        _, scale = scale_of(tensors)
         return {**tensors, "weight": Decoded(tensor.name, tensor, scale, self._checked(tensor, tensors, path))}
 
     def _checked(self, tensor: StoredTensor, tensors: Mapping[str, StoredTensor], path: str) -> int:
         """Side of a scale's square, 0 for scales of rows or of the whole."""
-        name, scale = _scale_of(tensors)
+        name, scale = scale_of(tensors)
         if tensor.dtype != STORED or not scale:
             raise CheckpointError(f"{path}: {tensor.name} is stored in {tensor.dtype}; float8_e4m3fn beside a weight_scale is read")
         *outer, rows, columns = tensor.shape
@@ -172,22 +166,6 @@ class Fp8Format(GgufFormat):
 def _convert(loaded: Mapping[str, torch.Tensor], block: int) -> dict[str, torch.Tensor]:
     weight, scale = quantised(loaded["weight"], block)
     return {**loaded, "weight": weight, "scale": scale}
-
-
-def _scale_of(tensors: Mapping[str, StoredTensor]) -> tuple[str, StoredTensor]:
-    return next(((name, tensors[name]) for name in SCALES if name in tensors), ("", None))  # type: ignore[arg-type,return-value]
-
-
-def _rows_of(scale: StoredTensor, shape: tuple[int, ...], index: tuple[slice, ...]) -> torch.Tensor:
-    """Scales of rows in `index`, `[…, rows]`, of a matrix, or a stack of them, of this shape."""
-    numbers, (*outer, rows, _) = scale.read().float(), shape
-    whole = numbers.reshape(*outer, -1) if numbers.numel() > 1 else numbers.reshape(*(1,) * len(outer), 1)
-    return whole.expand(*outer, rows)[index]
-
-
-def _squares(scale: StoredTensor, rows: range, columns: range, block: int) -> torch.Tensor:
-    index = tuple(slice(span.start // block, -(-span.stop // block)) for span in (rows, columns))
-    return scale.read(index).float()
 
 
 def _block_of(config: Mapping[str, Any]) -> int:

@@ -54,6 +54,9 @@ class GgufFormat:
         groups = groupby(use.parts, key=lambda part: _kept_blocks(part, use.columns))
         return tuple(self._linear(replace(use, parts=tuple(parts)), kind) for kind, parts in groups)
 
+    def decoded(self, use: LinearUse) -> FormatUse:
+        return self._linear(use, None)
+
     def experts(self, use: ExpertsUse) -> FormatUse:
         """In their blocks where gate and up share a format and this rank's hidden numbers are whole blocks; else decoded at load."""
         kinds = _expert_kinds(use)

@@ -42,6 +42,8 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         _decoded_kernel(),
         _float8_kernel(),
         _experts_kernel(),
+        _float8_experts_kernel(),
+        _head_kernel(),
         *_expert_block_kernels(),
         _native("rms_norm", "NativeRmsNorm"),
         _native("add_rms_norm", "NativeAddRmsNorm"),
@@ -154,6 +156,24 @@ def _experts_kernel() -> Kernel:
     # It looks at which experts were chosen, so it cannot be captured.
     claims = frozenset({"batch_invariant"})
     return replace(kernel, name="native_grouped", implementation=_MORE + "NativeMoeMlp", packed_bytes=_moe_bytes, claims=claims)
+
+
+def _float8_experts_kernel() -> Kernel:
+    def pairs(facts: Any) -> Reason | None:
+        return _pairs("width")(facts.plain) or _pairs("hidden")(facts.plain)
+
+    path = "pagoda.backends.cpu.kernels_fp8:NativeMoeMlpFp8Decoded"
+    kernel, claims = _native("moe_mlp_fp8", "", pairs), frozenset({"batch_invariant"})
+    count = lambda facts: _moe_bytes(facts.plain)  # noqa: E731
+    return replace(kernel, name="native_decoded", implementation=path, packed_bytes=count, claims=claims)
+
+
+def _head_kernel() -> Kernel:
+    def count(facts: Any) -> int:
+        return int(facts.heads) * _gemm_bytes(_Product(facts.dtype, "", facts.in_features, facts.out_features, False))
+
+    kernel = _native("head_gemm", "", _pairs("in_features"))
+    return replace(kernel, implementation=_MORE + "NativeHeadGemm", needs=_needs(_WIDE_ARCHS), packed_bytes=count)
 
 
 def _expert_block_kernels() -> tuple[Kernel, Kernel]:

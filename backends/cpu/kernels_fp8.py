@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from pagoda.backends.cpu.kernels_more import NativeMoeMlp
 from pagoda.backends.cpu.kernels_native import NativeGemm, PackedWeight
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_fp8 import GemmFp8Facts, dequantised
+from pagoda.ops.moe_fp8 import MoeMlpFp8Facts, expert_numbers
 from pagoda.ops.native.library import Native
 
 
@@ -22,3 +24,18 @@ class NativeGemmFp8Decoded(NativeGemm):
     def pack(self, weights: Mapping[str, torch.Tensor], out: Any | None = None) -> PackedWeight:
         plain = dequantised(weights["weight"], weights["scale"], self._block).to(getattr(torch, self.facts.dtype))
         return super().pack({**weights, "weight": plain}, out)
+
+
+class NativeMoeMlpFp8Decoded(NativeMoeMlp):
+    """`moe_mlp_fp8` likewise; one expert at a time is decoded, into its place."""
+
+    def __init__(self, facts: MoeMlpFp8Facts, native: Native | None = None) -> None:
+        super().__init__(facts.plain, native)
+        self._stored = facts
+
+    def _pack_one(
+        self, gemm: NativeGemm, name: str, weights: Mapping[str, torch.Tensor], expert: int, out: PackedWeight | None
+    ) -> PackedWeight:
+        plain = expert_numbers(self._stored, weights, name, expert).to(getattr(torch, self.facts.dtype))
+        bias = {"bias": weights[f"{name}_bias"][expert]} if self.facts.bias else {}
+        return gemm.pack({"weight": plain, **bias}, out)

@@ -13,6 +13,7 @@ from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.gguf.decode import decode_into
 from pagoda.ops.gguf.i_blocks import grid_of
 from pagoda.ops.gguf.types import GgmlType
+from pagoda.ops.head_gemm import HeadGemmFacts
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_gguf import GemmGgufFacts
 from pagoda.ops.moe import MoeMlpFacts
@@ -88,6 +89,33 @@ class NativeGemmGgufDecoded(NativeGemm):
     def pack(self, weights: Mapping[str, torch.Tensor], out: Any | None = None) -> PackedWeight:
         plain = torch.empty(self.facts.out_features, self.facts.in_features, dtype=getattr(torch, self.facts.dtype))
         return super().pack({**weights, "weight": decode_into(plain, weights["weight"], self._kind)}, out)
+
+
+class NativeHeadGemm(PlainKernel):
+    """`head_gemm`: a product for each head, written where it belongs."""
+
+    facts: HeadGemmFacts
+
+    def __init__(self, facts: HeadGemmFacts, native: Native | None = None) -> None:
+        super().__init__(facts)
+        native = native or load()
+        self._product = NativeGemm(GemmFacts(facts.dtype, facts.in_features, facts.out_features, False), native)
+        self._gemm = native.gemm
+
+    def pack(self, weights: Mapping[str, torch.Tensor], out: Any | None = None) -> list[PackedWeight]:
+        old = out or [None] * self.facts.heads
+        return [self._product.pack({"weight": matrix}, before) for matrix, before in zip(weights["weight"], old, strict=True)]
+
+    def run(self, packed: list[PackedWeight], x: torch.Tensor) -> torch.Tensor:
+        if x.stride(2) != 1:
+            x = x.contiguous()
+        (rows, heads, _), outer = x.shape, self.facts.out_features
+        out = torch.empty((rows, heads, outer), dtype=x.dtype)
+        start, step, threads = x.data_ptr(), x.stride(1) * x.element_size(), _threads()
+        for head, one in enumerate(packed):
+            place = out.data_ptr() + head * outer * out.element_size()
+            self._gemm(one.handle, start + head * step, x.stride(0), rows, place, heads * outer, threads)
+        return out
 
 
 class NativeMoeMlp(PlainKernel):

@@ -65,7 +65,8 @@ class AttentionBlock(PagedMixer):
         """The same from the product `[T, q + k + v]` on."""
         if self._rope_write is not None:
             q = self._rope_write(qkv, *step.ropes[self.rope_index], *self._pages, step.groups[self._group].slots)
-            return self._out(self.attend_stored(q, step, self._sinks, self._slopes).flatten(1), step.adapters)
+            out = self.attend_stored(q, step, self._sinks, self._slopes)
+            return self._out((out if self._scales is None else out * self._scales[1]).flatten(1), step.adapters)
         q, k, v, *gate = qkv.split(self._sizes, dim=-1)
         if self.spec.clip is not None:
             q, k, v = (t.clamp(-self.spec.clip, self.spec.clip) for t in (q, k, v))
@@ -89,8 +90,10 @@ class AttentionBlock(PagedMixer):
     def _joined(self, table: KernelTable, page_size: int) -> Callable[..., torch.Tensor] | None:
         """Norms of heads, rotation and cache write as one kernel, where fusion found just these and a kernel does them."""
         facts = self._site.on(table, page_size).facts if self._site is not None else None
-        if facts is None or self._scales is not None:
+        if facts is None:
             return None
+        if self._scales is not None:
+            facts = replace(facts, k_scale=self._scales[0], v_scale=self._scales[1])
         kernel = table.resolve("rope_write", facts)
         norms = {"q_norm": self._q_norm, "k_norm": self._k_norm} if self.spec.qk_norm else {}
         packed = kernel.pack({name: block.weight for name, block in norms.items()})

@@ -1,7 +1,9 @@
-"""Multi-head latent attention (arXiv:2405.04434) in its expanded form: K and V of every head are made from the latent and stored.
+"""Multi-head latent attention (arXiv:2405.04434), absorbed: the cache holds a token's latent and its rotated key, once for all heads.
 
-The cache holds K = [nope, rope] and V of each head, so any kernel of `paged_attention` runs it; a page is larger than one of latents
-would be by heads · (nope + rope + v) / (kv_rank + rope).
+K and V of a head are the latent times the head's part of `kv`. Instead, the query is multiplied by the K half of it and the result by the
+V half, so that attention is over one KV head of `kv_rank + rope_dim` numbers, whose first `kv_rank` are the values too: of DeepSeek V2
+Lite a ninth of what K and V of all heads would take. Where adapters may change `kv`, or a cache in int8 keeps a scale behind each head's
+numbers, K and V of every head are made and stored, as the equations have it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pagoda.models.builder import Builder
 from pagoda.models.parallel.shard import Span
 from pagoda.models.spec import MLA
 from pagoda.ops.attention import AttentionFacts
+from pagoda.ops.head_gemm import HeadGemmFacts
 from pagoda.ops.rope import RopeFacts
 
 
@@ -27,13 +30,11 @@ class MlaBlock(PagedMixer):
         self._heads = len(heads)
         self._make_query(build, path, heads, whole)
         self._kv_norm: Any = build.norm(f"{path}.kv_norm", spec.norm, spec.kv_rank)
-        self._kv = build.linear(path, {"kv": heads.times(spec.nope_dim + spec.v_dim)}, Span.whole(spec.kv_rank), "column")
+        self._absorbs = build.lora is None and build.numerics.kv_dtype != "int8"
+        self._make_kv(build, path, heads)
         self._out = build.linear(path, {"o": whole}, heads.times(spec.v_dim), "row", spec.out_bias)
         self._rope = self._rope_kernel(build)
-        numerics, dim = build.numerics, spec.nope_dim + spec.rope_dim
-        facts = AttentionFacts(numerics.dtype, numerics.kv_dtype, self._heads, self._heads, dim, spec.v_dim, page_size=16, scale=spec.scale)
-        stored = (stored_dim(size, numerics.kv_dtype) for size in (dim, spec.v_dim))
-        super().__init__(build, facts, LayerCache(CacheKind.FULL, self._heads, *stored, numerics.kv_dtype))
+        super().__init__(build, *self._cached(build))
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
@@ -43,10 +44,45 @@ class MlaBlock(PagedMixer):
         k_rope = k_rope.unsqueeze(1)
         if self._rope is not None:
             q_rope, k_rope = self._rope(q_rope.contiguous(), k_rope.contiguous(), *step.ropes[self.rope_index])
+        if self._absorbs:
+            k = torch.cat([self._kv_norm(latent.contiguous()).unsqueeze(1), k_rope], dim=-1)
+            mixed = self.attend(torch.cat([self._to_latent(q_nope), q_rope], dim=-1), k, k[..., :0], step)
+            return self._out(self._from_latent(mixed).flatten(1), step.adapters)
         kv = self._kv(self._kv_norm(latent.contiguous()), step.adapters).unflatten(-1, (self._heads, -1))
         k_nope, v = kv.split([spec.nope_dim, spec.v_dim], dim=-1)
         k = torch.cat([k_nope, k_rope.expand(-1, self._heads, -1)], dim=-1)
         return self._out(self.attend(torch.cat([q_nope, q_rope], dim=-1), k, v.contiguous(), step).flatten(1), step.adapters)
+
+    def _make_kv(self, build: Builder, path: str, heads: Span) -> None:
+        """The way from the latent to K and V, or from the query to the latent and from there to the result."""
+        spec, sizes, rank = self.spec, [self.spec.nope_dim, self.spec.v_dim], Span.whole(self.spec.kv_rank)
+        if not self._absorbs:
+            self._kv: Any = build.linear(path, {"kv": heads.times(sum(sizes))}, rank, "column")
+            return
+
+        def half(which: int, inner: int, outer: int) -> Any:
+            def pick(weight: torch.Tensor) -> torch.Tensor:
+                part = weight.unflatten(0, (self._heads, -1)).split(sizes, dim=1)[which]
+                return (part if which else part.transpose(1, 2)).contiguous()
+
+            facts = HeadGemmFacts(build.numerics.dtype, self._heads, inner, outer)
+            return build.head_product(f"{path}.kv", facts, heads.times(sum(sizes)), rank, pick)
+
+        self._to_latent = half(0, spec.nope_dim, spec.kv_rank)
+        self._from_latent = half(1, spec.kv_rank, spec.v_dim)
+
+    def _cached(self, build: Builder) -> tuple[AttentionFacts, LayerCache]:
+        """Facts of the attention primitive, and what a page holds for it."""
+        spec, numerics = self.spec, build.numerics
+        dtype, kv_dtype = numerics.dtype, numerics.kv_dtype
+        if self._absorbs:
+            dim = spec.kv_rank + spec.rope_dim
+            facts = AttentionFacts(dtype, kv_dtype, self._heads, 1, dim, spec.kv_rank, page_size=16, scale=spec.scale, latent=True)
+            return facts, LayerCache(CacheKind.LATENT, 1, dim, 0, kv_dtype)
+        dim = spec.nope_dim + spec.rope_dim
+        facts = AttentionFacts(dtype, kv_dtype, self._heads, self._heads, dim, spec.v_dim, page_size=16, scale=spec.scale)
+        stored = (stored_dim(size, kv_dtype) for size in (dim, spec.v_dim))
+        return facts, LayerCache(CacheKind.FULL, self._heads, *stored, kv_dtype)
 
     def _down(self, x: torch.Tensor, adapters: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         sizes = [self.spec.kv_rank, self.spec.rope_dim]

@@ -10,7 +10,7 @@ from pagoda.hal.errors import KernelError
 from pagoda.hal.kv import LayerCache, LayerPages
 from pagoda.hal.table import KernelTable
 from pagoda.models.builder import Builder
-from pagoda.ops.attention import AttentionFacts, PagedBatch
+from pagoda.ops.attention import AttentionFacts, PagedBatch, written
 from pagoda.ops.segment_attention import Segments
 from pagoda.ops.state import StateBatch
 
@@ -68,11 +68,12 @@ class PagedMixer:
 
     rope_index: int
     _pages: LayerPages
+    _stored: LayerPages
 
     def __init__(self, build: Builder, facts: AttentionFacts, cache: LayerCache) -> None:
         self.facts, self.cache = facts, cache
-        for op in ("write_kv", "paged_attention"):
-            build.uses.append((op, self._usable(build.table, op)))
+        usable = self._usable(build.table)
+        build.uses += [("write_kv", written(usable)), ("paged_attention", usable)]
 
     def page_sizes(self, table: KernelTable) -> tuple[int, ...]:
         """Tokens per page that a kernel fits, in the device's order."""
@@ -82,17 +83,19 @@ class PagedMixer:
         """Resolve the kernels for this page size. `planner`: which of the group's plans is this layer's."""
         self.facts = replace(self.facts, page_size=page_size)
         self.kernel = table.resolve("paged_attention", self.facts)
-        self._attend, self._write = self.kernel.run, table.resolve("write_kv", self.facts).run
+        self._attend, self._write = self.kernel.run, table.resolve("write_kv", written(self.facts)).run
         self._group, self._planner = group, planner
         if pages is not None:
-            self._pages = pages
+            self._pages = self._stored = pages
+        if pages is not None and self.facts.latent:
+            self._pages = LayerPages(pages.k, pages.k[..., : self.facts.v_dim])
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: Step,
         sinks: torch.Tensor | None = None, slopes: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Store k `[T, Hk, D]`, v `[T, Hk, Dv]`, then q `[T, H, D]` → `[T, H, Dv]`."""
-        self._write(k, v, *self._pages, step.groups[self._group].slots)
+        """Store k `[T, Hk, D]`, v `[T, Hk, Dv]` (of latents no numbers), then q `[T, H, D]` → `[T, H, Dv]`."""
+        self._write(k, v, *self._stored, step.groups[self._group].slots)
         return self.attend_stored(q, step, sinks, slopes, bias)
 
     def attend_stored(
@@ -104,15 +107,15 @@ class PagedMixer:
         plan = plans[self._planner] if plans else None
         return self._attend(q, *self._pages, batch, plan, sinks, slopes, *(() if bias is None else (bias,)))
 
-    def _usable(self, table: KernelTable | None, op: str) -> AttentionFacts:
+    def _usable(self, table: KernelTable | None) -> AttentionFacts:
         if table is None:
             return self.facts
         fitting = [replace(self.facts, page_size=size) for size in table.info.limits.page_sizes]
-        return next((facts for facts in fitting if _chooses(table, op, facts)), fitting[0])
+        return next((facts for facts in fitting if _fits(table, facts)), fitting[0])
 
 
 def _fits(table: KernelTable, facts: AttentionFacts) -> bool:
-    return _chooses(table, "paged_attention", facts) and _chooses(table, "write_kv", facts)
+    return _chooses(table, "paged_attention", facts) and _chooses(table, "write_kv", written(facts))
 
 
 def _chooses(table: KernelTable, op: str, facts: AttentionFacts) -> bool:

@@ -34,10 +34,11 @@ def _oracle(case: Case) -> tuple[torch.Tensor, ...]:
     angles = cos.double().numpy(), sin.double().numpy()
     q = _turned(facts, wide[:, :heads], weights.get("q_norm"), *angles)
     k = _turned(facts, wide[:, heads : heads + kv], weights.get("k_norm"), *angles)
+    q = q * facts.k_scale
     k_out, v_out = k_pages.double().numpy().copy(), v_pages.double().numpy().copy()
     for token, slot in enumerate(slots.tolist()):
-        k_out[slot // facts.page_size, slot % facts.page_size] = k[token]
-        v_out[slot // facts.page_size, slot % facts.page_size] = wide[token, heads + kv :]
+        k_out[slot // facts.page_size, slot % facts.page_size] = k[token] / facts.k_scale
+        v_out[slot // facts.page_size, slot % facts.page_size] = wide[token, heads + kv :] / facts.v_scale
     return torch.from_numpy(q), torch.from_numpy(k_out), torch.from_numpy(v_out)
 
 
@@ -65,6 +66,9 @@ def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
                     yield _case(gen, facts, f"{style} {tokens}×{heads}+{kv}×{dim}/{rotary}", tokens)
     yield _case(gen, RopeWriteFacts(dtype, "bfloat16", 4, 2, 64, 64, 8, "neox", True, 1e-6), "bfloat16 pages", 5)
     yield _case(gen, RopeWriteFacts(dtype, "float8_e4m3fn", 4, 2, 64, 64, 8, "neox", True, 1e-6), "float8 pages", 5)
+    scaled = RopeWriteFacts(dtype, "float8_e4m3fn", 4, 2, 64, 32, 8, "neox", False, k_scale=0.02, v_scale=3.0)
+    for tokens in (1, 5, 20):
+        yield _case(gen, scaled, "float8 pages with scales", tokens)
 
 
 def _tolerance(case: Case) -> float:

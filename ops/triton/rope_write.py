@@ -22,8 +22,8 @@ def cut(tokens: int) -> tuple[int, int]:
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
-def _rope_write(qkv, q_norm, k_norm, cos, sin, q, k_pages, v_pages, slots, eps, offset, qkv_t, cos_t, sin_t, kp_p, kp_t, kp_h, vp_p, vp_t,
-                vp_h, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+def _rope_write(qkv, q_norm, k_norm, cos, sin, q, k_pages, v_pages, slots, eps, offset, k_scale, v_scale, qkv_t, cos_t, sin_t, kp_p, kp_t,
+                kp_h, vp_p, vp_t, vp_h, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
                 REST: tl.constexpr, BLOCK_H: tl.constexpr, PAGE: tl.constexpr, NEOX: tl.constexpr, NORM: tl.constexpr,
                 FLOAT8: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     if EARLY:
@@ -61,6 +61,8 @@ def _rope_write(qkv, q_norm, k_norm, cos, sin, q, k_pages, v_pages, slots, eps, 
     slide = tl.load(sin + token * sin_t + i, mask=pair, other=0.0)[None, :]
     turned_a = tl.where(is_v[:, None], a, a * turn - b * slide)
     turned_b = tl.where(is_v[:, None], b, b * turn + a * slide)
+    factor = tl.where(is_q, k_scale, 1.0 / tl.where(is_v, v_scale, k_scale))[:, None]
+    turned_a, turned_b = turned_a * factor, turned_b * factor
 
     page, place = slot // PAGE, slot % PAGE
     to_q = q + token * HEADS * D + head[:, None] * D
@@ -69,7 +71,7 @@ def _rope_write(qkv, q_norm, k_norm, cos, sin, q, k_pages, v_pages, slots, eps, 
     _put(to_q, to_k, to_v, first, pair, turned_a, is_q, is_v, there, FLOAT8)
     _put(to_q, to_k, to_v, second, pair, turned_b, is_q, is_v, there, FLOAT8)
     if REST > 0:
-        _put(to_q, to_k, to_v, 2 * HALF + j, 2 * HALF + j < D, c, is_q, is_v, there, FLOAT8)
+        _put(to_q, to_k, to_v, 2 * HALF + j, 2 * HALF + j < D, c * factor, is_q, is_v, there, FLOAT8)
 
 
 @triton.jit
@@ -112,8 +114,8 @@ class RopeWrite(PlainKernel):
         block_h, warps = cut(qkv.shape[0])
         norms = (packed["q_norm"], packed["k_norm"]) if facts.norm else (qkv, qkv)
         _rope_write[(qkv.shape[0], triton.cdiv(heads, block_h))](
-            qkv, *norms, cos, sin, q, k_pages, v_pages, slots, facts.eps, facts.offset, qkv.stride(0), cos.stride(0), sin.stride(0),
-            *k_pages.stride()[:3], *v_pages.stride()[:3], HEADS=facts.num_heads, KV=facts.num_kv_heads, D=facts.head_dim, HALF=half,
+            qkv, *norms, cos, sin, q, k_pages, v_pages, slots, facts.eps, facts.offset, facts.k_scale, facts.v_scale, qkv.stride(0),
+            cos.stride(0), sin.stride(0), *k_pages.stride()[:3], *v_pages.stride()[:3], HEADS=facts.num_heads, KV=facts.num_kv_heads, D=facts.head_dim, HALF=half,
             BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0, BLOCK_H=block_h, PAGE=facts.page_size,
             NEOX=facts.style == "neox", NORM=facts.norm, FLOAT8=facts.kv_dtype == "float8_e4m3fn", num_warps=warps, **early(qkv.device),
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pagoda.ops.cases.linear_fp8 import true_weights
 from pagoda.ops.linear import GemmReference
 from pagoda.ops.linear_fp8 import E4M3, GemmFp8Reference, dequantised, quantised
 from pagoda.ops.moe import MoeMlpFacts
+from pagoda.ops.moe_fp8 import MoeMlpFp8Facts, expert_numbers
 from pagoda.ops.table import kernel_table
 from pagoda.quant.format import ExpertsUse, FormatUse, LinearPart, LinearUse
 from pagoda.quant.fp8 import Fp8Format
@@ -114,7 +116,8 @@ def test_plain_layers_of_a_checkpoint_stay_plain() -> None:
     assert [use.op for use in uses] == ["gemm_fp8", "gemm"]
 
 
-def test_experts_are_decoded() -> None:
+def four_experts() -> tuple[dict[str, torch.Tensor], dict[str, dict[str, MemoryTensor]]]:
+    """Numbers, and the codes and scales that stand for them."""
     gen = torch.Generator().manual_seed(3)
     shapes = {"gate": (192, 128), "up": (192, 128), "down": (128, 192)}
     weights = {name: torch.randn(4, *shape, generator=gen) for name, shape in shapes.items()}
@@ -123,9 +126,29 @@ def test_experts_are_decoded() -> None:
         codes, scale = quantised(weight, 128)
         tensors[name] = {"weight": MemoryTensor(name, codes), "weight_scale_inv": MemoryTensor(name, scale)}
         weights[name] = torch.stack([torch.from_numpy(true_weights(codes[i], scale[i], 128)) for i in range(4)]).float()
+    return weights, tensors
+
+
+def test_experts_stay_in_their_codes() -> None:
+    weights, tensors = four_experts()
+    for hidden in (range(192), range(128), range(128, 192)):
+        facts = MoeMlpFacts("float32", 4, 128, len(hidden), 2, first=1, local=2)
+        use = Fp8Format(128, converts=False).experts(ExpertsUse("layers.0.ff.experts", facts, range(1, 3), hidden, tensors))
+        assert use.op == "moe_mlp_fp8" and use.facts == MoeMlpFp8Facts(facts, 128)
+        loaded, mine = use.load(), slice(hidden.start, hidden.stop)
+        assert use.nbytes == sum(tensor.nbytes for tensor in loaded.values())
+        for expert in range(2):
+            wide = torch.cat([weights["gate"][1 + expert, mine], weights["up"][1 + expert, mine]])
+            torch.testing.assert_close(expert_numbers(use.facts, loaded, "up", expert), wide)
+            torch.testing.assert_close(expert_numbers(use.facts, loaded, "down", expert), weights["down"][1 + expert, :, mine])
+
+
+def test_experts_cut_within_squares_are_decoded() -> None:
+    weights, tensors = four_experts()
     facts = MoeMlpFacts("float32", 4, 128, 96, 2, first=1, local=2)
     use = Fp8Format(128, converts=False).experts(ExpertsUse("layers.0.ff.experts", facts, range(1, 3), range(96, 192), tensors))
     loaded = use.load()
+    assert use.op == "moe_mlp"
     torch.testing.assert_close(loaded["up"], torch.cat([weights["gate"][1:3, 96:], weights["up"][1:3, 96:]], 1))
     torch.testing.assert_close(loaded["down"], weights["down"][1:3, :, 96:])
 
@@ -174,6 +197,8 @@ def tiny(stem: str) -> transformers.PreTrainedModel:
     if stem == "Phi3":  # whose stacked projections end where squares do
         sizes |= {"hidden_size": 256, "intermediate_size": 384}
     more = {"pad_token_id": 0} if stem == "Phi3" else {}
+    if stem == "Qwen3Moe":
+        more = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 160, "decoder_sparse_step": 1, "head_dim": 48}
     config = getattr(transformers, f"{stem}Config")(**sizes, num_hidden_layers=2, max_position_embeddings=128, sliding_window=None, **more)
     torch.manual_seed(7)
     model = getattr(transformers, f"{stem}ForCausalLM")._from_config(config, attn_implementation="eager").float().eval()
@@ -183,10 +208,23 @@ def tiny(stem: str) -> transformers.PreTrainedModel:
     return model
 
 
+def apart(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Experts one by one, as checkpoints have them: views of the model's stacks."""
+    for name, tensor in state.items():
+        stem, _, last = name.rpartition(".")
+        if not stem.endswith("experts"):
+            yield name, tensor
+            continue
+        parts = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+        for expert, matrix in enumerate(tensor):
+            for part, piece in zip(parts, matrix.chunk(len(parts)), strict=True):
+                yield f"{stem}.{expert}.{part}.weight", piece
+
+
 def save(model: transformers.PreTrainedModel, folder: Path, config: dict[str, Any] | None) -> Path:
     """The checkpoint in this format; the model gets the numbers that its codes stand for."""
     tensors, state = {}, dict(model.state_dict())
-    for name, tensor in state.items():
+    for name, tensor in apart(state):
         stem = name.removesuffix(".weight")
         if config is None or "_proj" not in stem or tensor.dim() != 2:
             tensors[name] = tensor.clone()
@@ -208,6 +246,7 @@ def logits(path: Path, device_name: str = "cpu", quantization: str | None = None
     description = describe(open_checkpoint(path, load_format), dtype="float32", table=table, quantization=quantization)
     model = load_model(description, device, table)
     assert {op for op, _ in description.uses} >= {"gemm_fp8", "gemm"}
+    assert not any(op == "moe_mlp" for op, _ in description.uses)
     assert model.loaded.nbytes == pytest.approx(description.facts.weight_bytes, rel=0.02)
     run = DirectRun(model, device, 1, 64)
     before = run.logits(run.step([(0, PROMPT)]).hidden)
@@ -219,7 +258,7 @@ def logits(path: Path, device_name: str = "cpu", quantization: str | None = None
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("config", [BLOCKS, TENSOR, CHANNEL], ids=["blocks", "tensor", "channel"])
-@pytest.mark.parametrize("stem", ["Llama", "Phi3"])
+@pytest.mark.parametrize("stem", ["Llama", "Phi3", "Qwen3Moe"])
 def test_a_checkpoint_gives_the_logits_of_what_its_codes_stand_for(stem: str, config: dict[str, Any], device: str, tmp_path: Path) -> None:
     model = tiny(stem)
     path = save(model, tmp_path, config)
