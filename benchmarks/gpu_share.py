@@ -178,7 +178,7 @@ def experts(tiles: bool, note: Callable[..., None]) -> None:
             for block, packed in weights.items():
                 kernel, work = MoeMlpFp8(MoeMlpFp8Facts(plain, block)), _expert_work(plain, sets, 1, "float8_e4m3fn")
                 note(f"float8, squares of {block}, {name}", _of_experts(kernel.run, packed, sets), work)
-                usual = fp8_tile(tokens * plain.top_k / plain.experts)
+                usual = fp8_tile(tokens * plain.top_k / plain.experts, block)
                 for tile in EXPERT_TILES if tiles else ():
                     if usual.rows // 2 <= tile.rows <= 2 * usual.rows and (not block or max(tile.up[1], tile.down[1]) <= block):
                         run = partial(_in_tile, kernel, tile)

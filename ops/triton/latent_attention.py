@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from pagoda.ops.attention import AttentionFacts, PagedBatch
 from pagoda.ops.triton.paged_attention import PagedAttention, Part, early_of
-from pagoda.ops.triton.paged_kernels import LOG2E, STEP, find_request
+from pagoda.ops.triton.paged_kernels import LOG2E, STEP, find_request, halved
 from pagoda.ops.triton.tiles import Tile, latent_tile
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -46,7 +46,7 @@ def attend_latent(q, pages, out, part, lse, query_start, seq_lens, table, scale,
                   p_p, p_t, table_r, HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
                   SINGLE: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, LATENT: tl.constexpr, TURNED: tl.constexpr,
                   BLOCK_L: tl.constexpr, BLOCK_T: tl.constexpr, PARTIAL: tl.constexpr, FEWEST: tl.constexpr, STAGES: tl.constexpr,
-                  EARLY: tl.constexpr):  # fmt: skip
+                  TURN: tl.constexpr, HALF: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Blocks × groups of GROUP heads × splits; blocks, SINGLE, FEWEST and PARTIAL as in `paged_kernels.attend`."""
     if EARLY:
         gdc_launch_dependents()
@@ -73,9 +73,11 @@ def attend_latent(q, pages, out, part, lse, query_start, seq_lens, table, scale,
     position = seq_len - queries + row
     token = (first + row).to(tl.int64)
     latent, turned = tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_T)
-    query = q + token[None, :] * q_t + head[None, :] * q_h
-    q_latent = tl.load(query + latent[:, None], mask=valid[None, :] & (latent < LATENT)[:, None], other=0.0)
-    q_turned = tl.load(query + LATENT + turned[:, None], mask=valid[None, :] & (turned < TURNED)[:, None], other=0.0)
+    query = q + token[:, None] * q_t + head[:, None] * q_h
+    q_latent = tl.load(query + latent[None, :], mask=valid[:, None] & (latent < LATENT)[None, :], other=0.0)
+    q_turned = tl.load(query + LATENT + turned[None, :], mask=valid[:, None] & (turned < TURNED)[None, :], other=0.0)
+    if HALF:
+        q_latent, q_turned = halved(q_latent), halved(q_turned)
 
     lowest = seq_len - queries + start
     last = tl.minimum(lowest + BLOCK_Q, seq_len)
@@ -84,33 +86,43 @@ def attend_latent(q, pages, out, part, lse, query_start, seq_lens, table, scale,
     high = tl.minimum(low + per_split, last)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_L, BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_L, BLOCK_M] if TURN else [BLOCK_M, BLOCK_L], tl.float32)
     table += request * table_r
     # Masked throughout: a loop for whole tiles and one for the last would bring that one's tile through registers, which do not suffice.
     for at in tl.range(low, high, TILE, num_stages=STAGES):
         keys = _tile(pages, table, at, high, p_p, p_t, PAGE, TILE, 0, LATENT, BLOCK_L).to(q_latent.dtype)
         rest = _tile(pages, table, at, high, p_p, p_t, PAGE, TILE, LATENT, TURNED, BLOCK_T).to(q_latent.dtype)
-        logits = tl.dot(keys, q_latent, input_precision="ieee")
-        logits = tl.dot(rest, q_turned, logits, input_precision="ieee") * (scale * LOG2E)
         j = at + tl.arange(0, TILE)
-        seen = (j < high)[:, None] & valid[None, :] & (j[:, None] <= position[None, :])
+        if TURN:
+            logits = tl.dot(keys, tl.trans(q_latent), input_precision="ieee")
+            logits = tl.dot(rest, tl.trans(q_turned), logits, input_precision="ieee") * (scale * LOG2E)
+            seen = (j < high)[:, None] & valid[None, :] & (j[:, None] <= position[None, :])
+        else:
+            logits = tl.dot(q_latent, tl.trans(keys), input_precision="ieee")
+            logits = tl.dot(q_turned, tl.trans(rest), logits, input_precision="ieee") * (scale * LOG2E)
+            seen = (j < high)[None, :] & valid[:, None] & (j[None, :] <= position[:, None])
         logits = tl.where(seen, logits, float("-inf"))
-        new_top = tl.maximum(top, tl.max(logits, 0))
+        new_top = tl.maximum(top, tl.max(logits, 0 if TURN else 1))
         safe = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(logits - safe[None, :])
+        weight = tl.exp2(logits - (safe[None, :] if TURN else safe[:, None]))
         shrink = tl.exp2(top - safe)
-        total = total * shrink + tl.sum(weight, 0)
-        acc = tl.dot(tl.trans(keys), weight.to(q_latent.dtype), acc * shrink[None, :], input_precision="ieee")
+        total = total * shrink + tl.sum(weight, 0 if TURN else 1)
+        if TURN:
+            acc = tl.dot(tl.trans(keys), weight.to(q_latent.dtype), acc * shrink[None, :], input_precision="ieee")
+        else:
+            acc = tl.dot(weight.to(q_latent.dtype), keys, acc * shrink[:, None], input_precision="ieee")
         top = new_top
-    there = valid[None, :] & (latent < LATENT)[:, None]
+    if TURN:
+        acc = tl.trans(acc)
+    there = valid[:, None] & (latent < LATENT)[None, :]
     if PARTIAL:
         base = (request.to(tl.int64) * HEADS + head) * splits + split
-        tl.store(part + base[None, :] * LATENT + latent[:, None], acc, mask=there & (low < high))
+        tl.store(part + base[:, None] * LATENT + latent[None, :], acc, mask=there & (low < high))
         tl.store(lse + base * 2, top, mask=valid)
         tl.store(lse + base * 2 + 1, total, mask=valid)
     else:
-        result = acc / tl.where(total == 0.0, 1.0, total)[None, :]
-        where = out + token[None, :] * o_t + head[None, :] * o_h + latent[:, None]
+        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        where = out + token[:, None] * o_t + head[:, None] * o_h + latent[None, :]
         tl.store(where, result.to(out.dtype.element_ty), mask=there)
 
 
@@ -148,5 +160,5 @@ class LatentAttention(PagedAttention):
             HEADS=facts.num_heads, GROUP=self._heads, BLOCK_Q=block_q, BLOCK_M=tile.rows, SINGLE=part.single, TILE=tile.keys,
             PAGE=facts.page_size, LATENT=facts.v_dim, TURNED=self._turned, BLOCK_L=self.block_dv,
             BLOCK_T=max(triton.next_power_of_2(self._turned), 16), PARTIAL=part.splits > 1, FEWEST=part.fewest, STAGES=tile.stages,
-            num_warps=tile.warps, num_stages=tile.stages, **early_of(part),
+            TURN=tile.rows > 16, HALF=self.half, num_warps=tile.warps, num_stages=tile.stages, **early_of(part),
         )  # fmt: skip

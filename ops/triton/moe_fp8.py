@@ -14,7 +14,8 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.moe_fp8 import MoeMlpFp8Facts
 from pagoda.ops.triton.fp8_rows import Fp8Rows, coded
-from pagoda.ops.triton.moe import activated, kind_of, sort_choices, sum_choices
+from pagoda.ops.triton.moe import activated, early_of, kind_of, sort_choices, sum_choices
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -31,8 +32,11 @@ def _step(acc, left, right, factor, of_rows, at, BLOCK_K: tl.constexpr, SQUARE: 
 @triton.jit(do_not_specialize=["pairs"])
 def _up(x, x_scale, weight, scale, bias, shares, order, owner, hidden, pairs, alpha, limit, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
         TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr,
-        SCALE: tl.constexpr, SQUARE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+        SCALE: tl.constexpr, SQUARE: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """`act(gate · x, up · x)` of some hidden numbers and one block of choices."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     block, tile = tl.program_id(1), tl.program_id(0)
     expert = tl.load(owner + block).to(tl.int64)
     if expert < 0:
@@ -76,8 +80,11 @@ def _up(x, x_scale, weight, scale, bias, shares, order, owner, hidden, pairs, al
 @triton.jit(do_not_specialize=["pairs"])
 def _down(hidden, h_scale, weight, scale, bias, shares, order, owner, out, pairs, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
           ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, SQUARE: tl.constexpr,
-          STAGES: tl.constexpr):  # fmt: skip
+          STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Each choice's result, with its weight."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     block, tile = tl.program_id(1), tl.program_id(0)
     expert = tl.load(owner + block).to(tl.int64)
     if expert < 0:
@@ -117,13 +124,16 @@ class Fp8Tile(NamedTuple):
     down: tuple[int, int, int, int]
 
 
-def fp8_tile(choices_an_expert: float) -> Fp8Tile:
-    """Small blocks where experts have few tokens: reading weights is all the work there."""
+def fp8_tile(choices_an_expert: float, square: int) -> Fp8Tile:
+    """Small blocks where experts have few tokens: reading weights is all the work there. Products that are scaled step by step need
+    registers for a second result. (`benchmarks/gpu_share.py --only experts --tiles` measures the choices.)"""
     if choices_an_expert <= 8:
         return Fp8Tile(16, (64, 128, 4, 4), (64, 128, 4, 4))
     if choices_an_expert <= 32:
         return Fp8Tile(32, (64, 128, 4, 4), (64, 128, 4, 4))
-    return Fp8Tile(64, (64, 128, 4, 4), (128, 128, 4, 4)) if choices_an_expert <= 96 else Fp8Tile(128, (128, 128, 8, 3), (128, 128, 8, 4))
+    if choices_an_expert <= 96 or square:
+        return Fp8Tile(64, (64, 128, 4, 4), (64, 128, 4, 4))
+    return Fp8Tile(128, (64, 128, 4, 3), (128, 128, 4, 3))
 
 
 class MoeMlpFp8(PlainKernel):
@@ -134,7 +144,9 @@ class MoeMlpFp8(PlainKernel):
     def run(self, packed: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         if x.shape[0] == 0:
             return torch.empty_like(x)
-        return self.in_tiles(packed, x, weights.contiguous(), ids.contiguous(), fp8_tile(ids.numel() / self.facts.plain.experts))
+        return self.in_tiles(
+            packed, x, weights.contiguous(), ids.contiguous(), fp8_tile(ids.numel() / self.facts.plain.experts, self.facts.block)
+        )
 
     def in_tiles(self, packed: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, tile: Fp8Tile) -> torch.Tensor:
         """The same cut as `tile` says."""
@@ -143,7 +155,7 @@ class MoeMlpFp8(PlainKernel):
         hidden = torch.empty(pairs, facts.hidden, dtype=x.dtype, device=x.device)
         parts = torch.empty(pairs, facts.width, dtype=torch.float32, device=x.device)
         bias = (packed["up_bias"], packed["down_bias"]) if facts.bias else (x, x)
-        common = {"WIDTH": facts.width, "HIDDEN": facts.hidden, "ROWS": tile.rows, "BIAS": facts.bias, "SQUARE": square}
+        common = {"WIDTH": facts.width, "HIDDEN": facts.hidden, "ROWS": tile.rows, "BIAS": facts.bias, "SQUARE": square, **early_of(ids)}
         rows = coded(x, square)
         _up[(triton.cdiv(facts.hidden, tile.up[0]), len(owner))](
             *rows, packed["up"], packed["up_scale"], bias[0], weights, order, owner, hidden, pairs, facts.alpha or 0.0, facts.limit or 0.0,

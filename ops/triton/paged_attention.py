@@ -66,6 +66,7 @@ class PagedAttention(PlainKernel):
         self.group = facts.num_heads // facts.num_kv_heads
         self.block_d = max(triton.next_power_of_2(facts.head_dim), 16)
         self.block_dv = max(triton.next_power_of_2(facts.v_dim), 16)
+        self.half = facts.kv_dtype == "float8_e4m3fn" and facts.dtype != "float32"
         self._descriptors: dict[tuple[object, ...], TensorDescriptor] = {}
 
     def plan(self, batch: PagedBatch, buffers: Any | None = None, after: int = 0) -> AttentionPlan:
@@ -173,7 +174,7 @@ class PagedAttention(PlainKernel):
             TILE=tile.keys, PAGE=facts.page_size, D=facts.head_dim, DV=facts.v_dim, BLOCK_D=self.block_d, BLOCK_DV=self.block_dv,
             WINDOW=facts.window or 0, CHUNK=facts.chunk or 0, CAUSAL=facts.causal, SOFTCAP=facts.softcap is not None,
             SINKS=sinks is not None, ALIBI=slopes is not None, BIAS=bias is not None, PARTIAL=part.shared + part.splits > 1,
-            FEWEST=part.fewest, DESCRIPTOR=described, STAGES=tile.stages,
+            FEWEST=part.fewest, DESCRIPTOR=described, STAGES=tile.stages, HALF=self.half,
             num_warps=tile.warps, num_stages=tile.stages, **early_of(part),
         )  # fmt: skip
 
@@ -189,7 +190,7 @@ class PagedAttention(PlainKernel):
             batch.block_table.stride(0),
             HEADS=facts.num_heads, GROUP=self.group, BLOCK_M=tile.rows, TILE=tile.keys, PAGE=facts.page_size, D=facts.head_dim,
             DV=facts.v_dim, BLOCK_D=self.block_d, BLOCK_DV=self.block_dv, SOFTCAP=facts.softcap is not None, DESCRIPTOR=described,
-            STAGES=tile.stages, num_warps=tile.warps, num_stages=tile.stages,
+            STAGES=tile.stages, HALF=self.half, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
     def _pages(self, k_pages: torch.Tensor, v_pages: torch.Tensor, tile: Tile) -> tuple[bool, Any, Any]:

@@ -30,6 +30,12 @@ def find_request(query_start, block, num_requests, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
+def halved(query):
+    """In float16: what float8 pages hold becomes that in one instruction for two numbers, and bfloat16 in several."""
+    return tl.minimum(tl.maximum(query.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
+
+
+@triton.jit
 def _tile(pages, table, first, kv_head, begin, high, p_p, p_t, p_h,
           PAGE: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DESCRIPTOR: tl.constexpr,
           WHOLE: tl.constexpr):  # fmt: skip
@@ -113,7 +119,7 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
            TILE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
            BLOCK_DV: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAUSAL: tl.constexpr,
            SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, PARTIAL: tl.constexpr,
-           FEWEST: tl.constexpr, DESCRIPTOR: tl.constexpr, STAGES: tl.constexpr,
+           FEWEST: tl.constexpr, DESCRIPTOR: tl.constexpr, STAGES: tl.constexpr, HALF: tl.constexpr,
            EARLY: tl.constexpr):  # fmt: skip
     """Blocks × KV heads × splits. SINGLE: a block is a request, and those with other than one query token are left alone; otherwise those
     with fewer than FEWEST. Later blocks see more, and start first. PARTIAL results lie by request, this launch's in slots `offset` … of
@@ -145,6 +151,8 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
     token = (first + row).to(tl.int64)
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     query = tl.load(q + token[:, None] * q_t + head[:, None] * q_h + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0)
+    if HALF:
+        query = halved(query)
     if ALIBI:
         slope = tl.load(slopes + head, mask=valid, other=0.0).to(tl.float32)
     else:
@@ -208,7 +216,7 @@ def attend_shared(q, k_pages, v_pages, part, lse, query_start, table, shared, sc
                   kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, table_r,
                   HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
                   D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, SOFTCAP: tl.constexpr,
-                  DESCRIPTOR: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                  DESCRIPTOR: tl.constexpr, STAGES: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
     """Blocks of decodes × KV heads × splits: the keys that they share, read once for a block, into the first `splits` of `slots`."""
     block, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m = block * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -220,6 +228,8 @@ def attend_shared(q, k_pages, v_pages, part, lse, query_start, table, shared, sc
     token = tl.load(query_start + row, mask=valid, other=0).to(tl.int64)
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     query = tl.load(q + token[:, None] * q_t + head[:, None] * q_h + d[None, :], mask=member[:, None] & (d < D)[None, :], other=0.0)
+    if HALF:
+        query = halved(query)
     per_split = tl.cdiv(tl.cdiv(length, TILE), splits) * TILE
     low = split * per_split
     high = tl.minimum(low + per_split, length)

@@ -42,9 +42,10 @@ SHARED = Tile(128, 64, 4, 3, True)
 
 
 def latent_tile(rows: int, dtype: str, kv_dtype: str) -> Tile:
-    """The tile for attention over latents, whose keys are the values too."""
+    """The tile for attention over latents, whose keys are the values too. Of its stages a look-up of the page takes every other one."""
     if dtype == "float32":
         return Tile(16 if rows <= 16 else 32, 16, 4, 1, False)
-    rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    # Keys that become wider pass through registers.
-    return Tile(rows, 64, 8 if rows > 32 or kv_dtype != dtype else 4, 2, False)
+    if rows <= 16:
+        # Keys that become wider pass through registers.
+        return Tile(16, 32, 8, 7, False) if kv_dtype != dtype else Tile(16, 32, 4, 7, False)
+    return Tile(32, 32, 8, 5, False) if rows <= 32 else Tile(64, 32, 8, 5, False)
