@@ -36,8 +36,18 @@ CACHE = 3e8
 """Bytes that inputs rotate through: several times what the cache holds."""
 
 LATENT_TILES = tuple(
-    Tile(*sizes, False) for sizes in ((16, 64, 8, 2), (16, 64, 4, 1), (32, 64, 4, 2), (32, 64, 8, 2), (64, 64, 8, 1), (64, 64, 8, 2))
-)
+    Tile(*sizes, False)
+    for sizes in (
+        (16, 32, 4, 5), (16, 32, 4, 9), (16, 32, 8, 7), (16, 64, 8, 5), (32, 32, 8, 5), (64, 32, 8, 3), (64, 32, 8, 7), (64, 64, 8, 2),
+    )
+)  # fmt: skip
+FLOAT8_TILES = tuple(
+    Tile(*sizes)
+    for sizes in (
+        (16, 64, 4, 4, True), (16, 64, 4, 4, False), (16, 64, 8, 4, True), (16, 32, 4, 5, False),
+        (64, 64, 4, 3, False), (128, 64, 8, 3, False), (128, 64, 8, 3, True), (128, 64, 4, 3, True),
+    )
+)  # fmt: skip
 EXPERT_TILES = tuple(
     Fp8Tile(rows, up, down)
     for rows, up, down in (
@@ -148,8 +158,10 @@ def attention(only: str, tiles: bool, note: Callable[..., None]) -> None:
         inputs, facts = Attention(shape), shape.facts
         kernel: Any = LatentAttention(facts) if facts.latent else PagedAttention(facts)
         note(shape.name, inputs.timed(kernel, kernel.plan), shape.work)
-        if tiles and facts.latent:
-            for tile in LATENT_TILES:
+        if tiles and (facts.latent or facts.kv_dtype != facts.dtype):
+            for tile in LATENT_TILES if facts.latent else FLOAT8_TILES:
+                if (tile.rows > 16) != (shape.queries > 1) and facts.num_heads < 64:
+                    continue
                 for splits in (1,) if shape.queries > 1 else (0, 2):
                     one = partial(_cut, kernel, tile, splits)
                     try:
