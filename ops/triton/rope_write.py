@@ -116,6 +116,7 @@ class RopeWrite(PlainKernel):
         _rope_write[(qkv.shape[0], triton.cdiv(heads, block_h))](
             qkv, *norms, cos, sin, q, k_pages, v_pages, slots, facts.eps, facts.offset, facts.k_scale, facts.v_scale, qkv.stride(0),
             cos.stride(0), sin.stride(0), *k_pages.stride()[:3], *v_pages.stride()[:3], HEADS=facts.num_heads, KV=facts.num_kv_heads,
-            D=facts.head_dim, HALF=half, BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0, BLOCK_H=block_h,
-            PAGE=facts.page_size, NEOX=facts.style == "neox", NORM=facts.norm, FLOAT8=facts.kv_dtype == "float8_e4m3fn", num_warps=warps, **early(qkv.device),
+            D=facts.head_dim, HALF=half, BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0,
+            BLOCK_H=block_h, PAGE=facts.page_size, NEOX=facts.style == "neox", NORM=facts.norm, FLOAT8=facts.kv_dtype == "float8_e4m3fn",
+            num_warps=warps, **early(qkv.device),
         )  # fmt: skip
