@@ -29,4 +29,9 @@ class HeadGemmReference(PlainKernel):
 
 
 class HeadGemmTorch(HeadGemmReference):
-    """The same, where torch's library is the fast way."""
+    """The same through torch's library, each head's result written where it belongs."""
+
+    def run(self, packed: Any, x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(x.shape[0], self.facts.heads, self.facts.out_features)
+        torch.bmm(x.transpose(0, 1), packed["weight"].transpose(1, 2), out=out.transpose(0, 1))
+        return out
