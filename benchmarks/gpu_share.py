@@ -44,8 +44,8 @@ LATENT_TILES = tuple(
 FLOAT8_TILES = tuple(
     Tile(*sizes)
     for sizes in (
-        (16, 64, 4, 4, True), (16, 64, 4, 4, False), (16, 64, 8, 4, True), (16, 32, 4, 5, False),
-        (64, 64, 4, 3, False), (128, 64, 8, 3, False), (128, 64, 8, 3, True), (128, 64, 4, 3, True),
+        (16, 64, 2, 7, True), (16, 64, 4, 4, True), (16, 64, 4, 7, True), (16, 64, 4, 5, False),
+        (64, 64, 4, 5, True), (128, 64, 8, 3, True), (128, 64, 8, 5, True), (128, 64, 4, 5, True),
     )
 )  # fmt: skip
 EXPERT_TILES = tuple(
