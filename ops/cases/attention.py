@@ -317,7 +317,9 @@ def _write_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
 def _write_cases_of(gen: torch.Generator, dtype: str, kinds: tuple[str, ...], layout: str) -> Iterator[Case]:
     odd, keys = facts_of(dtype, (4, 3), 72, 8, v_dim=40), facts_of(dtype, (4, 1), 72, 16, v_dim=0)
     for facts in (
-        replace(facts, kv_dtype=kind) for kind in kinds for facts in (facts_of(dtype), odd, keys)[: 1 if kind == "bfloat16" != dtype else 3]
+        replace(facts, kv_dtype=kind)
+        for kind in kinds
+        for facts in (facts_of(dtype), odd, keys)[: 1 if kind == "bfloat16" != dtype else 2 if kind == "int8" else 3]
     ):
         for tokens in (0, 1, 17):
             k_pages, v_pages = _Layout(layout).pages(6, facts)
