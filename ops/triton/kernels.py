@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pagoda.hal.info import Feature
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 FLOATS = frozenset({"float32", "bfloat16", "float16"})
 PAGES = FLOATS | {"float8_e4m3fn"}
 NEEDS = Needs(features=frozenset({Feature.TRITON}), dtypes=FLOATS, packages=("triton",))
+HALVES = replace(NEEDS, dtypes=frozenset({"bfloat16", "float16"}))
 HERE = "pagoda.ops.triton"
 CLAIMS = frozenset({"capturable"})
 INVARIANT = CLAIMS | {"batch_invariant"}
@@ -98,7 +100,7 @@ def fp8_experts(facts: MoeMlpFp8Facts) -> Reason | None:
 def triton_kernels() -> tuple[Kernel, ...]:
     return (
         Kernel("paged_attention", "triton", f"{HERE}.paged_attention:PagedAttention", NEEDS, _attention_fits, 1.0, CLAIMS),
-        Kernel("paged_attention", "triton_latent", f"{HERE}.latent_attention:LatentAttention", NEEDS, _latent_fits, 3.0, CLAIMS),
+        Kernel("paged_attention", "triton_latent", f"{HERE}.latent_attention:LatentAttention", HALVES, _latent_fits, 3.0, CLAIMS),
         Kernel("write_kv", "triton", f"{HERE}.attention:WriteKv", NEEDS, _writable, 1.0, INVARIANT),
         Kernel("rms_norm", "triton", f"{HERE}.pointwise:RmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("add_rms_norm", "triton", f"{HERE}.pointwise:AddRmsNorm", NEEDS, None, 1.0, INVARIANT),

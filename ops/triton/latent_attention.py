@@ -13,9 +13,10 @@ import torch
 import triton
 import triton.language as tl
 from pagoda.ops.attention import AttentionFacts, PagedBatch
+from pagoda.ops.triton.launch import most_stages, shared_memory
 from pagoda.ops.triton.paged_attention import PagedAttention, Part, early_of
 from pagoda.ops.triton.paged_kernels import LOG2E, STEP, find_request, halved
-from pagoda.ops.triton.tiles import Tile, latent_tile
+from pagoda.ops.triton.tiles import LARGE, Tile, latent_tile
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PROGRAMS = 128
@@ -132,33 +133,40 @@ class LatentAttention(PagedAttention):
     def __init__(self, facts: AttentionFacts) -> None:
         super().__init__(facts)
         self._turned = facts.head_dim - facts.v_dim
-        self._tiles = triton.cdiv(facts.num_heads, ROWS)
-        """Of heads; a tile of more heads than there are is all there is."""
-        self._heads = triton.cdiv(facts.num_heads, self._tiles)
+        self._block_t = max(triton.next_power_of_2(self._turned), 16)
 
     def part(
         self, batch: PagedBatch, tokens: slice, tile: Tile | None = None, splits: int = 0, single: bool = False, fewest: int = 0
     ) -> Part:
-        single = single or batch.max_query <= 1
-        rows = self._heads * (1 if single else max(batch.max_query, 1))
-        chosen = tile or latent_tile(min(rows, ROWS), self.facts.dtype, self.facts.kv_dtype)
-        chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(self._heads)))
-        return Part(batch, tokens, chosen, splits or (self._splits_of(batch, chosen.keys) if single else 1), 0, single, fewest)
+        single, device = single or batch.max_query <= 1, batch.seq_lens.device
+        shared = shared_memory(device)
+        tiles, heads = self._groups(device)
+        rows = min(heads * (1 if single else max(batch.max_query, 1)), ROWS if shared >= LARGE else 16)
+        chosen = tile or latent_tile(rows, self.block_dv + self._block_t, shared)
+        stages = min(chosen.stages, most_stages(device))
+        chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(heads)), stages=stages)
+        return Part(batch, tokens, chosen, splits or (self._splits_of(batch, chosen.keys, tiles) if single else 1), 0, single, fewest)
 
-    def _splits_of(self, batch: PagedBatch, keys: int) -> int:
-        programs = max(batch.seq_lens.shape[0] * self._tiles, 1)
+    def _groups(self, device: torch.device) -> tuple[int, int]:
+        """Groups of heads that a tile of keys is read for, and heads in one."""
+        tiles = triton.cdiv(self.facts.num_heads, ROWS if shared_memory(device) >= LARGE else 16)
+        return tiles, triton.cdiv(self.facts.num_heads, tiles)
+
+    def _splits_of(self, batch: PagedBatch, keys: int, tiles: int) -> int:
+        programs = max(batch.seq_lens.shape[0] * tiles, 1)
         return max(min(PROGRAMS // programs, -(-batch.max_seq // keys), 64), 1)
 
     def _attend(self, part: Part, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, out: torch.Tensor,
                 partial: torch.Tensor, lse: torch.Tensor, *_: Any) -> None:  # fmt: skip
         facts, batch, tile, requests = self.facts, part.batch, part.tile, part.batch.seq_lens.shape[0]
-        block_q = 1 if part.single else max(tile.rows // self._heads, 1)
+        tiles, heads = self._groups(q.device)
+        block_q = 1 if part.single else max(tile.rows // heads, 1)
         blocks = requests if part.single else q.shape[0] // block_q + requests
-        attend_latent[(blocks, self._tiles, part.splits)](
+        attend_latent[(blocks, tiles, part.splits)](
             q, k_pages, out, partial, lse, batch.query_start, batch.seq_lens, batch.block_table, facts.scale, requests, blocks, part.splits,
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), k_pages.stride(0), k_pages.stride(1), batch.block_table.stride(0),
-            HEADS=facts.num_heads, GROUP=self._heads, BLOCK_Q=block_q, BLOCK_M=tile.rows, SINGLE=part.single, TILE=tile.keys,
+            HEADS=facts.num_heads, GROUP=heads, BLOCK_Q=block_q, BLOCK_M=tile.rows, SINGLE=part.single, TILE=tile.keys,
             PAGE=facts.page_size, LATENT=facts.v_dim, TURNED=self._turned, BLOCK_L=self.block_dv,
-            BLOCK_T=max(triton.next_power_of_2(self._turned), 16), PARTIAL=part.splits > 1, FEWEST=part.fewest, STAGES=tile.stages,
+            BLOCK_T=self._block_t, PARTIAL=part.splits > 1, FEWEST=part.fewest, STAGES=tile.stages,
             TURN=tile.rows > 16, HALF=self.half, num_warps=tile.warps, num_stages=tile.stages, **early_of(part),
         )  # fmt: skip

@@ -13,13 +13,9 @@ import triton
 import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.moe import MoeMlpFacts, RouteFacts
-from pagoda.ops.triton.launch import early
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PAIRS = 2048
 """Choices that the sorting kernel looks at in one go."""
-EARLY_PAIRS = 64
-"""Most choices with which kernels start before those in front have ended."""
 
 
 @triton.jit
@@ -77,11 +73,8 @@ class Route(PlainKernel):
 
 @triton.jit(do_not_specialize=["pairs", "first", "blocks"])
 def _sort(ids, order, owner, pairs, first, blocks, EXPERTS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
-          ROWS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+          ROWS: tl.constexpr):  # fmt: skip
     """Program e writes the choices of expert e, in order, padded with `pairs` to whole blocks; `owner` gets each block's expert."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.zeros([BINS], tl.int32)
@@ -122,11 +115,8 @@ def activated(gate, up, alpha, limit, KIND: tl.constexpr):
 @triton.jit(do_not_specialize=["pairs"])
 def _up(x, weight, bias, scales, order, owner, hidden, pairs, x_t, alpha, limit, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
         TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr,
-        SCALE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+        SCALE: tl.constexpr):  # fmt: skip
     """`act(x · gateᵀ, x · upᵀ)` of one block of choices and some hidden numbers."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     block, tile = tl.program_id(1), tl.program_id(0)
     expert = tl.load(owner + block).to(tl.int64)
     if expert < 0:
@@ -156,11 +146,8 @@ def _up(x, weight, bias, scales, order, owner, hidden, pairs, x_t, alpha, limit,
 
 @triton.jit(do_not_specialize=["pairs"])
 def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr,
-          BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+          BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr):  # fmt: skip
     """Each choice's result, with its weight."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     block, tile = tl.program_id(1), tl.program_id(0)
     expert = tl.load(owner + block).to(tl.int64)
     if expert < 0:
@@ -183,12 +170,8 @@ def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.cons
 
 
 @triton.jit(do_not_specialize=["first"])
-def _sum(parts, ids, out, first, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr,
-         EARLY: tl.constexpr):  # fmt: skip
+def _sum(parts, ids, out, first, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
     """A token's result: the sum over its choices that are on this rank, in their order."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
@@ -218,11 +201,6 @@ def _tile(choices_an_expert: float) -> _Tile:
     return _Tile(64, (64, 64), (128, 64), 4, 4) if choices_an_expert <= 96 else _Tile(128, (128, 64), (128, 64), 8, 3)
 
 
-def early_of(ids: torch.Tensor) -> dict[str, Any]:
-    """With many choices, programs that wait would take the room of those that work."""
-    return early(ids.device) if ids.numel() <= EARLY_PAIRS else {"EARLY": False}
-
-
 def kind_of(facts: MoeMlpFacts) -> str:
     """Of the activation, as the kernels name it."""
     return "clamped" if facts.limit is not None and facts.alpha is not None else "silu"
@@ -236,7 +214,7 @@ def sort_choices(facts: MoeMlpFacts, ids: torch.Tensor, rows: int) -> tuple[torc
     owner = torch.empty(blocks, dtype=torch.int32, device=ids.device)
     _sort[(local,)](
         ids, order, owner, pairs, facts.first, blocks, EXPERTS=local, BINS=triton.next_power_of_2(local),
-        BLOCK=min(PAIRS, max(128, triton.next_power_of_2(pairs))), ROWS=rows, num_warps=4, **early_of(ids),
+        BLOCK=min(PAIRS, max(128, triton.next_power_of_2(pairs))), ROWS=rows, num_warps=4,
     )  # fmt: skip
     return order, owner
 
@@ -245,8 +223,7 @@ def sum_choices(facts: MoeMlpFacts, parts: torch.Tensor, ids: torch.Tensor, dtyp
     """What the choices of each token come to."""
     out = torch.empty(ids.shape[0], facts.width, dtype=dtype, device=parts.device)
     _sum[(ids.shape[0], triton.cdiv(facts.width, 1024))](
-        parts, ids, out, facts.first, WIDTH=facts.width, EXPERTS=facts.local or facts.experts, TOP_K=facts.top_k, BLOCK=1024,
-        **early_of(ids),
+        parts, ids, out, facts.first, WIDTH=facts.width, EXPERTS=facts.local or facts.experts, TOP_K=facts.top_k, BLOCK=1024
     )  # fmt: skip
     return out
 
@@ -267,7 +244,7 @@ class MoeMlp(PlainKernel):
         hidden = torch.empty(pairs, facts.hidden, dtype=x.dtype, device=x.device)
         parts = torch.empty(pairs, facts.width, dtype=torch.float32, device=x.device)
         bias = (packed["up_bias"], packed["down_bias"]) if facts.bias else (x, x)
-        common = {"ROWS": tile.rows, "BIAS": facts.bias, "num_warps": tile.warps, "num_stages": tile.stages, **early_of(ids)}
+        common = {"ROWS": tile.rows, "BIAS": facts.bias, "num_warps": tile.warps, "num_stages": tile.stages}
         sizes = {"WIDTH": facts.width, "HIDDEN": facts.hidden}
         _up[(triton.cdiv(facts.hidden, tile.up[0]), len(owner))](
             x, packed["up"], bias[0], weights, order, owner, hidden, pairs, x.stride(0), facts.alpha or 0.0, facts.limit or 0.0, **sizes,

@@ -14,8 +14,7 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.moe_fp8 import MoeMlpFp8Facts
 from pagoda.ops.triton.fp8_rows import Fp8Rows, coded
-from pagoda.ops.triton.moe import activated, early_of, kind_of, sort_choices, sum_choices
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from pagoda.ops.triton.moe import activated, kind_of, sort_choices, sum_choices
 
 
 @triton.jit
@@ -32,11 +31,8 @@ def _step(acc, left, right, factor, of_rows, at, BLOCK_K: tl.constexpr, SQUARE: 
 @triton.jit(do_not_specialize=["pairs"])
 def _up(x, x_scale, weight, scale, bias, shares, order, owner, hidden, pairs, alpha, limit, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
         TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr,
-        SCALE: tl.constexpr, SQUARE: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+        SCALE: tl.constexpr, SQUARE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """`act(gate · x, up · x)` of some hidden numbers and one block of choices."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     block, tile = tl.program_id(1), tl.program_id(0)
     expert = tl.load(owner + block).to(tl.int64)
     if expert < 0:
@@ -80,11 +76,8 @@ def _up(x, x_scale, weight, scale, bias, shares, order, owner, hidden, pairs, al
 @triton.jit(do_not_specialize=["pairs"])
 def _down(hidden, h_scale, weight, scale, bias, shares, order, owner, out, pairs, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
           ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, SQUARE: tl.constexpr,
-          STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+          STAGES: tl.constexpr):  # fmt: skip
     """Each choice's result, with its weight."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     block, tile = tl.program_id(1), tl.program_id(0)
     expert = tl.load(owner + block).to(tl.int64)
     if expert < 0:
@@ -155,7 +148,7 @@ class MoeMlpFp8(PlainKernel):
         hidden = torch.empty(pairs, facts.hidden, dtype=x.dtype, device=x.device)
         parts = torch.empty(pairs, facts.width, dtype=torch.float32, device=x.device)
         bias = (packed["up_bias"], packed["down_bias"]) if facts.bias else (x, x)
-        common = {"WIDTH": facts.width, "HIDDEN": facts.hidden, "ROWS": tile.rows, "BIAS": facts.bias, "SQUARE": square, **early_of(ids)}
+        common = {"WIDTH": facts.width, "HIDDEN": facts.hidden, "ROWS": tile.rows, "BIAS": facts.bias, "SQUARE": square}
         rows = coded(x, square)
         _up[(triton.cdiv(facts.hidden, tile.up[0]), len(owner))](
             *rows, packed["up"], packed["up_scale"], bias[0], weights, order, owner, hidden, pairs, facts.alpha or 0.0, facts.limit or 0.0,

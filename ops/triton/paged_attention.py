@@ -93,8 +93,9 @@ class PagedAttention(PlainKernel):
         facts, single = self.facts, single or batch.max_query <= 1
         rows = self.group * (1 if single else min(max(batch.max_query, 1), 128))
         dim, nbytes = max(self.block_d, self.block_dv), 4 if facts.dtype == "float32" else 2
-        chosen = tile or tile_of(rows, dim, nbytes, facts.page_size, shared_memory(batch.seq_lens.device))
-        stages = min(chosen.stages, most_stages(batch.seq_lens.device))
+        device, requests = batch.seq_lens.device, batch.seq_lens.shape[0]
+        chosen = tile or tile_of(rows, dim, nbytes, facts.page_size, shared_memory(device), self.half, requests)
+        stages = min(chosen.stages, most_stages(device))
         chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(self.group)), stages=stages)
         shared = self._shared(batch) if single else 0
         return Part(batch, tokens, chosen, splits or (self._splits(batch) if single else 1), shared, single, fewest)

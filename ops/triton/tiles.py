@@ -8,6 +8,10 @@ PROMPT_ROWS = 128
 """Rows (query tokens × heads of a group) of a block of a long prompt."""
 
 
+LARGE = 160_000
+"""Bytes of shared memory that large tiles need."""
+
+
 class Tile(NamedTuple):
     """How one launch is cut.
 
@@ -25,10 +29,12 @@ class Tile(NamedTuple):
     descriptor: bool
 
 
-def tile_of(rows: int, dim: int, nbytes: int, page: int, shared: int) -> Tile:
+def tile_of(rows: int, dim: int, nbytes: int, page: int, shared: int, narrow: bool = False, requests: int = 1) -> Tile:
     """The tile for blocks of up to `rows` rows, heads of `dim` numbers, `nbytes` each, pages of `page` tokens, where a program may have
-    `shared` bytes of shared memory."""
+    `shared` bytes of shared memory. `narrow`: pages hold float8, which takes registers and time to become wider."""
     wide = dim > 128 or nbytes > 2
+    if rows <= 16 and narrow and not wide and page % 64 == 0 and shared >= LARGE:
+        return Tile(16, 64, 4, 4, True) if requests < 8 else Tile(16, 64, 2, 7, True)
     if rows <= 16:
         # A stage holds a tile, and the program a little more than its stages: four of heads of 128 are too much for 64 KiB.
         return Tile(16, 32, 4, 3, False) if wide else Tile(16, 64, 2, 4 if 4 * 64 * dim * nbytes < shared else 3, page % 64 == 0)
@@ -41,11 +47,9 @@ SHARED = Tile(128, 64, 4, 3, True)
 """For keys that decodes share: many rows meet each tile, as in a prompt."""
 
 
-def latent_tile(rows: int, dtype: str, kv_dtype: str) -> Tile:
-    """The tile for attention over latents, whose keys are the values too. Of its stages a look-up of the page takes every other one."""
-    if dtype == "float32":
-        return Tile(16 if rows <= 16 else 32, 16, 4, 1, False)
-    if rows <= 16:
-        # Keys that become wider pass through registers.
-        return Tile(16, 32, 8, 7, False) if kv_dtype != dtype else Tile(16, 32, 4, 7, False)
-    return Tile(32, 32, 8, 5, False) if rows <= 32 else Tile(64, 32, 8, 5, False)
+def latent_tile(rows: int, width: int, shared: int) -> Tile:
+    """The tile for attention over latents, whose keys are the values too, `width` numbers of 16 bits. Of its stages a look-up of the page
+    takes every other one, so that two tiles are there at a time."""
+    best = Tile(16, 64, 8, 5, False) if rows <= 16 else Tile(32 if rows <= 32 else 64, 32, 8, 5, False)
+    fitting = (tile for tile in (best, Tile(16, 32, 4, 5, False)) if (4 * tile.keys + 2 * tile.rows) * width + 8192 <= shared)
+    return next(fitting, Tile(16, 16, 4, 1, False))
