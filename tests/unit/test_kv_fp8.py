@@ -10,6 +10,7 @@ import torch
 import transformers
 from pagoda import LLM, SamplingParams
 from pagoda.hal.discovery import find
+from pagoda.hal.table import KernelPolicy
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import describe, load_model, open_checkpoint
 from pagoda.ops.attention import from_pages, to_pages
@@ -53,10 +54,11 @@ def checkpoint(folder: Path, loud: float, scales: dict[str, float], spelling: st
     return folder
 
 
-def logits(path: Path, kv_dtype: str) -> torch.Tensor:
+def logits(path: Path, kv_dtype: str, joined: bool = False) -> torch.Tensor:
+    """`joined`: rotation and the write to the cache are one kernel."""
     backend = find("reference")
     device = backend.open(0)
-    table = kernel_table(backend, device.info)
+    table = kernel_table(backend, device.info, KernelPolicy({"rope_write": "reference"} if joined else {}))
     model = load_model(describe(open_checkpoint(path), dtype="float32", kv_dtype=kv_dtype, table=table), device, table)
     run = DirectRun(model, device, 1, 64)
     return run.logits(run.step([(0, PROMPT)]).hidden)
@@ -69,6 +71,8 @@ def test_scales_of_a_checkpoint_bring_loud_values_into_range(spelling: str, tmp_
     exact = logits(bare, "auto")
     near, far = (((logits(path, "fp8") - exact).norm() / exact.norm()).item() for path in (scaled, bare))
     assert 0 < near < 0.05 < 0.1 < far
+    together = logits(scaled, "fp8", joined=True)
+    assert 0 < (together - exact).norm() / exact.norm() < 0.05
 
 
 @pytest.mark.heavy
