@@ -128,7 +128,13 @@ def attend_latent(q, pages, out, part, lse, query_start, seq_lens, table, scale,
 
 
 class LatentAttention(PagedAttention):
-    """`run` as in `ops.attention.PagedAttentionReference`, for facts that say `latent`; prompts and decodes apart, as elsewhere."""
+    """`run` as in `ops.attention.PagedAttentionReference`, for facts that say `latent`; prompts and decodes apart, as elsewhere.
+
+    Attributes:
+        upright: most rows of a block with which queries are the products' left side.
+    """
+
+    upright = 16
 
     def __init__(self, facts: AttentionFacts) -> None:
         super().__init__(facts)
@@ -168,5 +174,5 @@ class LatentAttention(PagedAttention):
             HEADS=facts.num_heads, GROUP=heads, BLOCK_Q=block_q, BLOCK_M=tile.rows, SINGLE=part.single, TILE=tile.keys,
             PAGE=facts.page_size, LATENT=facts.v_dim, TURNED=self._turned, BLOCK_L=self.block_dv,
             BLOCK_T=self._block_t, PARTIAL=part.splits > 1, FEWEST=part.fewest, STAGES=tile.stages,
-            TURN=tile.rows > 16, HALF=self.half, num_warps=tile.warps, num_stages=tile.stages, **early_of(part),
+            TURN=tile.rows > self.upright, HALF=self.half, num_warps=tile.warps, num_stages=tile.stages, **early_of(part),
         )  # fmt: skip
