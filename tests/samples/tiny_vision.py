@@ -12,7 +12,7 @@ from PIL import Image
 from tiny_checkpoints import SMALL
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-IMAGE = 5
+IMAGE, VIDEO = 5, 6
 TEXT = {**SMALL, "tie_word_embeddings": False}
 CLIP = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
 QWEN = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3}
@@ -64,7 +64,7 @@ def make_vision(folder: Path, name: str) -> torch.nn.Module:
     """Save a random `name`ForConditionalGeneration; float32 and eager."""
     model_class = getattr(transformers, f"{name}ForConditionalGeneration")
     torch.manual_seed(0)
-    config = model_class.config_class(image_token_id=IMAGE, **KINDS[name])
+    config = model_class.config_class(image_token_id=IMAGE, **({"video_token_id": VIDEO} if "Qwen" in name else {}), **KINDS[name])
     config.get_text_config().tie_word_embeddings = config.tie_word_embeddings = False
     config._attn_implementation = "eager"
     model = model_class(config).eval()
@@ -105,6 +105,15 @@ def two_images(name: str) -> tuple[list[int], dict[str, torch.Tensor]]:
         "image_grid_thw": torch.tensor([[1, 8, 8], [1, 4, 8]]),
         **({} if name == "Lfm3Vl" else {"mm_token_type_ids": kinds}),
     }
+
+
+def image_and_video() -> tuple[list[int], dict[str, torch.Tensor]]:
+    """A prompt for Qwen 2-VL with an image, and after some text a video of four frames, which stand in two steps of time."""
+    ids, tensors = inputs("Qwen2VL", 1)
+    pixels = torch.randn(2 * 64, 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(9))
+    ids = [*ids, 50, *[VIDEO] * 32, 60, 61]
+    kinds = torch.tensor([[{IMAGE: 1, VIDEO: 2}.get(token, 0) for token in ids]], dtype=torch.int32)
+    return ids, {**tensors, "pixel_values_videos": pixels, "video_grid_thw": torch.tensor([[2, 8, 8]]), "mm_token_type_ids": kinds}
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from pagoda.models.bridge.encoder import BridgedEncoder
 from pagoda.models.media import EncoderInput
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.sdk import LLM, AsyncLLM
-from tiny_vision import IMAGE, KINDS, add_processor, greedy, inputs, make_vision, picture, two_images
+from tiny_vision import IMAGE, KINDS, add_processor, greedy, image_and_video, inputs, make_vision, picture, two_images
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -58,6 +58,23 @@ def test_images_of_a_prompt_are_items_of_their_own(name: str, tmp_path: Path) ->
         _, items, _ = llm.processor.media(ids, {"processed": tensors})
         assert [item.length for item in items] == [16, 16 if name in ("Llava", "Gemma3") else 8]
         assert answers(llm, [prompt(ids, tensors)]) == [greedy(model, ids, tensors, 12)]
+
+
+@pytest.mark.parametrize("budget", [2048, 20])
+def test_a_video_beside_an_image_is_answered_as_transformers_answers_it(budget: int, tmp_path: Path) -> None:
+    model = make_vision(tmp_path, "Qwen2VL")
+    ids, tensors = image_and_video()
+    with engine(tmp_path, max_model_len=96, max_num_batched_tokens=budget) as llm:
+        assert llm.processor.media is not None and llm.processor.facts.modalities == ("image", "video")
+        _, items, _ = llm.processor.media(ids, {"processed": tensors})
+        assert [(item.modality, item.length) for item in items] == [("image", 16), ("video", 32)]
+        assert set(items[1].tensors) == {"pixel_values_videos", "video_grid_thw", "mm_token_type_ids"}
+        other = {**tensors, "pixel_values_videos": -tensors["pixel_values_videos"]}
+        want = [greedy(model, ids, one, 12) for one in (tensors, other)]
+        assert want[0] != want[1]
+        assert answers(llm, [prompt(ids, tensors), prompt(ids, other)]) == want
+        with pytest.raises(RequestError, match="takes text and images, videos; leave out the sounds"):
+            answers(llm, [{"prompt_token_ids": ids, "multi_modal_data": {"audio": [0.0]}}])
 
 
 def test_equal_images_share_pages_and_others_never_do(tmp_path: Path) -> None:
