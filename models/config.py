@@ -14,15 +14,14 @@ MOST = {"layer": 10_000, "expert": 100_000, "position": 1 << 25, "ctx": 1 << 25,
 
 _HARMLESS = """
 architectures auto_map model_type _name_or_path _model_name_or_path name_or_path transformers_version torch_dtype dtype use_cache
-tokenizer_class
-task_specific_params bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id cls_token_id unk_token_id mask_token_id
-initializer_range initializer_factor init_std init_method_std use_return_dict return_dict output_hidden_states output_attentions torchscript
-attention_dropout hidden_dropout attn_pdrop embd_pdrop resid_pdrop dropout hidden_dropout_prob attention_probs_dropout_prob
-classifier_dropout embedding_dropout residual_dropout attn_dropout resid_dropout embd_dropout mlp_dropout ffn_dropout output_dropout
-pretraining_tp gradient_checkpointing use_flash_attention use_flash_attn attn_implementation _attn_implementation
-_attn_implementation_autoset _flash_attn_2_enabled chunk_size_feed_forward id2label label2id problem_type finetuning_task
-is_encoder_decoder is_decoder add_cross_attention output_router_logits router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux
-eod_token_id router_z_loss_coef quantization_config compression_config
+tokenizer_class task_specific_params bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id cls_token_id unk_token_id
+mask_token_id initializer_range initializer_factor init_std init_method_std use_return_dict return_dict output_hidden_states
+output_attentions torchscript attention_dropout hidden_dropout attn_pdrop embd_pdrop resid_pdrop dropout hidden_dropout_prob
+attention_probs_dropout_prob classifier_dropout embedding_dropout residual_dropout attn_dropout resid_dropout embd_dropout mlp_dropout
+ffn_dropout output_dropout pretraining_tp gradient_checkpointing use_flash_attention use_flash_attn attn_implementation _attn_implementation
+_attn_implementation_autoset _flash_attn_2_enabled chunk_size_feed_forward id2label label2id problem_type finetuning_task is_encoder_decoder
+is_decoder add_cross_attention output_router_logits router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux eod_token_id
+router_z_loss_coef quantization_config compression_config
 """
 HARMLESS = frozenset(_HARMLESS.split())
 """Keys that change no number of inference, or that others read (`quantization_config`: the number formats)."""

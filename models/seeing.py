@@ -27,9 +27,11 @@ from pagoda.quant.format import StoredTensor
 TEXTS = ("qwen3_5_text", "qwen3_5_moe_text", "llama4_text", "nemotron_h", "opt")
 """Language models that run natively under images: those that transformers' modules cannot run on pages."""
 
-_TEXT = re.compile(r"^(?:model\.language_model\.|language_model\.model\.(?!decoder))")
-_WHOLE = re.compile(r"^language_model\.(?=backbone\.|model\.decoder\.)")
-_HEAD = re.compile(r"^(?:language_model\.)?lm_head\.")
+_NAMES = tuple((re.compile(pattern), new) for pattern, new in (
+    (r"^(?:language_model\.)?lm_head\.", "lm_head."),
+    (r"^language_model\.(?=backbone\.|model\.decoder\.)", ""),
+    (r"^(?:model\.language_model\.|language_model\.model\.)", "model."),
+))  # fmt: skip
 _LATER = re.compile(r"language_model\..*layers\.[1-9]")
 
 
@@ -83,11 +85,7 @@ class TextSource:
 
 
 def _text_name(name: str) -> str | None:
-    if _HEAD.match(name):
-        return _HEAD.sub("lm_head.", name)
-    if _WHOLE.match(name):
-        return _WHOLE.sub("", name)
-    return _TEXT.sub("model.", name) if _TEXT.match(name) else None
+    return next((pattern.sub(new, name) for pattern, new in _NAMES if pattern.match(name)), None)
 
 
 def seeing(checkpoint: Checkpoint, dtype: str, width: int) -> Seeing:

@@ -66,6 +66,7 @@ class Joined:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        _check_alike(self.name, [_replaced(base.shape, self.dim, 0) for base in self.bases])
         return _replaced(self.bases[0].shape, self.dim, sum(base.shape[self.dim] for base in self.bases))
 
     @property
@@ -95,6 +96,7 @@ class Stacked:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        _check_alike(self.name, [base.shape for base in self.bases])
         return (len(self.bases), *self.bases[0].shape)
 
     @property
@@ -202,6 +204,13 @@ def _full(index: Index, shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
 def _replaced(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
     return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def _check_alike(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
+    if len(set(shapes)) > 1:
+        raise CheckpointError(
+            f"{name} is made of tensors of shapes {sorted(set(shapes))}, which do not fit together; fetch the model again"
+        )
 
 
 def _same_dtype(name: str, bases: Sequence[StoredTensor]) -> str:

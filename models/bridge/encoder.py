@@ -16,9 +16,7 @@ from pagoda.hal.errors import ModelError
 from pagoda.models.bridge.module import Module
 from pagoda.models.media import EncoderInput, MediaFacts
 
-TAKES = {
-    "image": ("get_image_features", "image_to_text_projection"), "video": ("get_video_features",), "audio": ("get_audio_features",)
-}  # fmt: skip
+TAKES = {"image": ("get_image_features", "image_to_text_projection"), "video": ("get_video_features",), "audio": ("get_audio_features",)}
 """By which a module is known that takes something beside tokens."""
 
 BOTH_WAYS, BOUNDED = ("paligemma", "molmo2"), ("gemma3", "shieldgemma2")
@@ -35,10 +33,6 @@ MORE = {"mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids", "per_lay
 
 class Reached(Exception):
     """The language model was called, with these arguments."""
-
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        super().__init__()
-        self.arguments = arguments
 
 
 class BridgedEncoder:
@@ -62,7 +56,7 @@ class BridgedEncoder:
             with _stopped(self._body):
                 self._top(input_ids=ids, position_ids=positions, use_cache=False, **item.tensors)
         except Reached as reached:
-            return _rows(reached.arguments)
+            return _rows(reached.args[0])
         raise ModelError(f"{type(self._top).__name__} made no embeddings of an image: it never called its language model")
 
 
