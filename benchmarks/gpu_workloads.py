@@ -14,9 +14,10 @@ import platform
 import sys
 import tempfile
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from pagoda.serving.engine.build import engine_starter
@@ -24,6 +25,8 @@ from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.inprocess_client import InProcessClient
 from pagoda.serving.engine.messages import EngineRequest, RequestDelta
 from pagoda.serving.engine.params import SamplingParams
+
+T = TypeVar("T")
 
 
 class DummyEngine:
@@ -48,6 +51,14 @@ class DummyEngine:
     @property
     def facts(self) -> Any:
         return self._client.facts
+
+    @property
+    def client(self) -> InProcessClient:
+        return self._client
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Something else that speaks to the client."""
+        return self._loop.run_until_complete(work)
 
     def tokens(self, prompts: list[list[int]], output_len: int, temperature: float = 1.0) -> list[list[int]]:
         """Run all prompts to exactly `output_len` new tokens each."""

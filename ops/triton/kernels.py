@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 FLOATS = frozenset({"float32", "bfloat16", "float16"})
 PAGES = FLOATS | {"float8_e4m3fn"}
+FLOAT8 = Needs(features=frozenset({Feature.TRITON, Feature.FP8}), dtypes=frozenset({"bfloat16", "float16"}), packages=("triton",))
 NEEDS = Needs(features=frozenset({Feature.TRITON}), dtypes=FLOATS, packages=("triton",))
 HALVES = replace(NEEDS, dtypes=frozenset({"bfloat16", "float16"}))
 HERE = "pagoda.ops.triton"
 CLAIMS = frozenset({"capturable"})
 INVARIANT = CLAIMS | {"batch_invariant"}
+FIXED = -2.0
+"""Rank of kernels whose order of additions is fixed, at a price: below the references, for those who ask for batch invariance."""
 
 
 def _attention_fits(facts: AttentionFacts) -> Reason | None:
@@ -110,4 +113,8 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel("moe_mlp", "triton", f"{HERE}.moe:MoeMlp", NEEDS, _gated_silu, 1.0, CLAIMS),
         Kernel("sample", "triton", f"{HERE}.sampling:Sample", NEEDS, None, 1.0, INVARIANT),
         Kernel("gated_activation", "triton", f"{HERE}.pointwise:SiluAndMul", NEEDS, _plain_silu, 1.0, INVARIANT),
+        Kernel("gemm", "triton_fixed", f"{HERE}.fixed_gemm:GemmFixed", NEEDS, None, FIXED, INVARIANT),
+        Kernel("gemm_fp8", "triton_fixed", f"{HERE}.fixed_gemm:GemmFixed", FLOAT8, fp8_squares, FIXED, INVARIANT),
+        Kernel("paged_attention", "triton_fixed", f"{HERE}.fixed_attention:FixedAttention", NEEDS, _attention_fits, FIXED, INVARIANT),
+        Kernel("moe_mlp", "triton_fixed", f"{HERE}.moe:MoeMlpFixed", NEEDS, _gated_silu, FIXED, INVARIANT),
     )

@@ -239,7 +239,7 @@ class MoeMlp(PlainKernel):
             return torch.empty(0, facts.width, dtype=x.dtype, device=x.device)
         x, ids, weights = x if x.stride(-1) == 1 else x.contiguous(), ids.contiguous(), weights.contiguous()
         pairs = ids.numel()
-        tile = _tile(pairs / facts.experts)
+        tile = self._tile(pairs)
         order, owner = sort_choices(facts, ids, tile.rows)
         hidden = torch.empty(pairs, facts.hidden, dtype=x.dtype, device=x.device)
         parts = torch.empty(pairs, facts.width, dtype=torch.float32, device=x.device)
@@ -255,3 +255,13 @@ class MoeMlp(PlainKernel):
             SCALE=not facts.scale_input, **common,
         )  # fmt: skip
         return sum_choices(facts, parts, ids, x.dtype)
+
+    def _tile(self, pairs: int) -> _Tile:
+        return _tile(pairs / self.facts.experts)
+
+
+class MoeMlpFixed(MoeMlp):
+    """The same with one tile for any number of choices: a token's sums are taken in one order, whoever else is there."""
+
+    def _tile(self, pairs: int) -> _Tile:
+        return _Tile(64, (64, 64), (64, 64), 4, 4 if self.facts.dtype != "float32" else 2)

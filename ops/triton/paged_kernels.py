@@ -66,7 +66,7 @@ def _tile(pages, table, first, kv_head, begin, high, p_p, p_t, p_h,
 
 
 @triton.jit
-def _walk(acc, total, top, query, k_pages, v_pages, table, low, stop, begin, high, kv_head, position, valid, slope, scale, softcap,
+def walk(acc, total, top, query, k_pages, v_pages, table, low, stop, begin, high, kv_head, position, valid, slope, scale, softcap,
           bias, far, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h,
           TILE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
           WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAUSAL: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
@@ -183,14 +183,14 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     table += request * table_r
     if WINDOW > 0 or CHUNK > 0:
-        acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table, low, from_all, begin, high, kv_head, position, valid,
+        acc, total, top = walk(acc, total, top, query, k_pages, v_pages, table, low, from_all, begin, high, kv_head, position, valid,
                                 slope, scale, softcap, bias, distances - 1, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV,
                                 BLOCK_D, BLOCK_DV, WINDOW, CHUNK, CAUSAL, SOFTCAP, ALIBI, BIAS, DESCRIPTOR, False,
                                 STAGES)  # fmt: skip
-    acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table, from_all, to_all, begin, high, kv_head, position, valid, slope,
+    acc, total, top = walk(acc, total, top, query, k_pages, v_pages, table, from_all, to_all, begin, high, kv_head, position, valid, slope,
                             scale, softcap, bias, distances - 1, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV,
                             WINDOW, CHUNK, CAUSAL, SOFTCAP, ALIBI, BIAS, DESCRIPTOR, True, STAGES)  # fmt: skip
-    acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table, to_all, high, begin, high, kv_head, position, valid, slope,
+    acc, total, top = walk(acc, total, top, query, k_pages, v_pages, table, to_all, high, begin, high, kv_head, position, valid, slope,
                             scale, softcap, bias, distances - 1, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV,
                             WINDOW, CHUNK, CAUSAL, SOFTCAP, ALIBI, BIAS, DESCRIPTOR, False, 1)  # fmt: skip
 
@@ -236,7 +236,7 @@ def attend_shared(q, k_pages, v_pages, part, lse, query_start, table, shared, sc
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    acc, total, top = _walk(acc, total, top, query, k_pages, v_pages, table + leader * table_r, low, high, 0, high, kv_head, row, member,
+    acc, total, top = walk(acc, total, top, query, k_pages, v_pages, table + leader * table_r, low, high, 0, high, kv_head, row, member,
                             total, scale, softcap, lse, 0, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV, 0, 0,
                             True, SOFTCAP, False, False, DESCRIPTOR, True, STAGES)  # fmt: skip
     base = (row.to(tl.int64) * HEADS + head) * slots + split
