@@ -18,7 +18,8 @@ from report_shapes import LONGEST, SHAPES, engine
 Prompt = tuple[int, ...]
 SPICE: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0}, {"temperature": 0.8, "seed": 7}, {"temperature": 1.0, "top_p": 0.9, "seed": 3},
-    {"temperature": 0.0, "logprobs": 2}, {"temperature": 0.7, "top_k": 20, "seed": 5}, {"temperature": 0.9, "min_p": 0.05, "presence_penalty": 0.4, "seed": 1},
+    {"temperature": 0.0, "logprobs": 2}, {"temperature": 0.7, "top_k": 20, "seed": 5},
+    {"temperature": 0.9, "min_p": 0.05, "presence_penalty": 0.4, "seed": 1},
 )  # fmt: skip
 MIB = 1 << 20
 

@@ -1,8 +1,8 @@
 """Paged attention whose sums are taken in one order for a query, whatever else a step holds: for `--batch-invariant`.
 
 Keys are cut into stretches by their position. A query's softmax over each stretch is taken by itself, and the stretches are joined in
-order: by another program where decodes spread theirs, in turn elsewhere. Prompts, their chunks and decodes share one tile, one loop and one join,
-so a token gets the same bits in whichever of them it comes; tiles and stretches that a query does not see leave its sums as they are.
+order: by another program where decodes spread theirs, in turn elsewhere. Prompts, their chunks and decodes share one tile, one loop and
+one join, so a token gets the same bits in whichever of them it comes; what a query does not see leaves its sums as they are.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def _attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, s
         acc_s, total_s, top_s = walk(
             tl.zeros([BLOCK_M, BLOCK_DV], tl.float32), tl.zeros([BLOCK_M], tl.float32), tl.full([BLOCK_M], float("-inf"), tl.float32),
             query, k_pages, v_pages, table + request * table_r, low, tl.minimum(stretch * KEYS + KEYS, last), begin, last, kv_head,
-            position, valid, slope, scale, softcap, bias, distances - 1, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV,
-            WINDOW, CHUNK, CAUSAL, SOFTCAP, ALIBI, BIAS, False, False, STAGES)  # fmt: skip
+            position, valid, slope, scale, softcap, bias, distances - 1, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D,
+            BLOCK_DV, WINDOW, CHUNK, CAUSAL, SOFTCAP, ALIBI, BIAS, False, False, STAGES)  # fmt: skip
         if SPREAD:
             acc, total, top = acc_s, total_s, top_s
         else:
