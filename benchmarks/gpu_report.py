@@ -82,6 +82,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--start-shape", default="8b", choices=("tiny", "0.6b", "8b"), help="of the parts start and ranks")
     parser.add_argument("--requests", type=int, default=2000, help="of the part load")
     parser.add_argument("--draws", type=int, default=20_000, help="of the part sampling, for each filter")
+    parser.add_argument("--starts", default="cold,cached,profile,build,built", help="of the part start, in this order")
     parser.add_argument("--kernels", help="folder for compiled kernels of the part start; a new one by default")
     parser.add_argument("--parity", help="folder of checkpoints with reference.safetensors")
     parser.add_argument("--bench", type=Path, help="folder with workloads.py, for the part ranks")

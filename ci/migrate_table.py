@@ -78,6 +78,8 @@ def _fate(flag: Foreign) -> str:
     )
     if "*" in flag.same or (flag.switch and {"on", "off"} <= set(flag.same)):
         return "accepted, nothing to turn on or off" if flag.switch else accepted
+    for value, (field, ours) in flag.stands.items():
+        accepted += f"{'; ' if accepted else ''}{value}: `--{field} {ours}`"
     otherwise = f"else {flag.instead}" if flag.instead else "else not in this release"
     return f"{accepted}; {otherwise}" if accepted else otherwise.removeprefix("else ")
 

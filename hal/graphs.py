@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -69,5 +71,18 @@ class Graphs(Protocol):
         """Make `fn(*inputs)` replayable. `inputs` keep their addresses; `key` names the bucket. Raises `DeviceError`.
 
         `fn` may run on the way, once or more: what it changes in place must bear that, or be put back afterwards.
+        """
+        ...
+
+
+@runtime_checkable
+class Pieces(Protocol):
+    """Graphs whose captured step may have parts that run as they are, between captured pieces."""
+
+    def cut(self, work: Callable[[], T]) -> T:
+        """Inside the `fn` of a `capture`: end the piece, run `work` now and at this place of every replay, and begin the next piece.
+
+        The tensors in its result keep their addresses: later runs write into those of the first. It sees what the pieces before it
+        computed, in a capture too. Outside a capture it is run, once.
         """
         ...

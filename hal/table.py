@@ -104,6 +104,11 @@ class KernelTable:
         fitting = sorted((k for k, reason in judged if reason is None), key=lambda k: -k.score(facts))
         if not fitting:
             reasons = "; ".join(f"{k.name}: {reason}" for k, reason in judged) or "nothing is registered"
+            if self.policy.batch_invariant:
+                raise KernelError(
+                    f"--batch-invariant: {self.info.model} has no kernel for {op} with {facts} whose results do not depend on the batch"
+                    f" ({reasons}); run this model without it, or on a device that `pagoda devices --kernels` shows with one"
+                )
             raise KernelError(f"no kernel for {op} with {facts} on {self.info.model}: {reasons}")
         chosen = fitting[0]
         if self.policy.strict and chosen.name == "reference":

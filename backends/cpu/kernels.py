@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pagoda.hal.kernel import Kernel, Needs, Reason
 from pagoda.hal.kv import DTYPE_BYTES
 from pagoda.ops.native.library import BLOCK_KINDS, PAGE_TYPES, QUANT_KINDS, SUPER_KINDS, TYPES, available
+
+if TYPE_CHECKING:
+    from pagoda.ops.moe import RouteFacts
 
 _NATIVE = "pagoda.backends.cpu.kernels_native:"
 _MORE = "pagoda.backends.cpu.kernels_more:"
@@ -44,6 +47,8 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         _experts_kernel(),
         _float8_experts_kernel(),
         _head_kernel(),
+        # The reference, where it is told to be: below it, so that a choice changes for batch invariance alone.
+        Kernel("route", "torch", "pagoda.ops.moe:RouteReference", _needs(), _by_row, -2.0, _CLAIMS),
         *_expert_block_kernels(),
         _native("rms_norm", "NativeRmsNorm"),
         _native("add_rms_norm", "NativeAddRmsNorm"),
@@ -67,6 +72,13 @@ def _native(op: str, implementation: str, *questions: _Question) -> Kernel:
         return next((reason for ask in (lambda _: available(), *questions) if (reason := ask(facts))), None)
 
     return Kernel(op, "native", _NATIVE + implementation, _needs(), accepts, rank=10.0, claims=_CLAIMS)
+
+
+def _by_row(facts: RouteFacts) -> Reason | None:
+    """What torch computes in place has other bits in a vector's last numbers; softmax goes row by row."""
+    if facts.groups > 1 or facts.score not in ("softmax", "softmax_after"):
+        return f"rows by themselves for softmax without groups, not {facts.score} with {facts.groups}"
+    return None
 
 
 def _prompt_kernel() -> Kernel:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pagoda.hal.errors import DeviceError
 from pagoda.hal.graphs import GraphPolicy, Replay
+
+T = TypeVar("T")
 
 
 class EagerReplay:
@@ -21,12 +23,12 @@ class EagerReplay:
         self.nbytes = sum(tensor.nbytes for tensor in tensors(self._outputs))
 
     def __call__(self) -> Any:
-        _replace(self._outputs, self._fn(*self._inputs))
+        put_into(self._outputs, self._fn(*self._inputs))
         return self._outputs
 
 
 class EagerGraphs:
-    """No capture: any size runs as it is."""
+    """No capture: any size runs as it is, and so does what is cut out."""
 
     def __init__(self, policy: GraphPolicy | None = None) -> None:
         self.policy = policy or GraphPolicy()
@@ -36,6 +38,10 @@ class EagerGraphs:
             return EagerReplay(fn, inputs)
         except RuntimeError as error:
             raise DeviceError(f"step {key} could not be made replayable: {error}") from error
+
+    def cut(self, work: Callable[[], T]) -> T:
+        """See `hal.graphs.Pieces`."""
+        return work()
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
@@ -56,7 +62,8 @@ def parts(tree: Any) -> list[Any]:
     return [getattr(tree, name) for name in getattr(type(tree), "__slots__", ())]
 
 
-def _replace(kept: Any, fresh: Any) -> None:
+def put_into(kept: Any, fresh: Any) -> None:
+    """Write the tensors of a result where those of an earlier one lie. Raises `DeviceError` where their shapes differ."""
     olds, news = tensors(kept), tensors(fresh)
     if [tensor.shape for tensor in olds] != [tensor.shape for tensor in news]:
         raise DeviceError(

@@ -5,8 +5,10 @@ A flag that becomes an option of ours wins over its line here, and docs/migrate.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pagoda.hal.errors import ConfigError
 
@@ -18,17 +20,23 @@ class Foreign:
     names: all its spellings, without the `--no-` form. switch: it takes no value.
     same: values that ask for what Pagoda does anyway, so that they are accepted; for a switch "on" and "off"; "*" is any.
     instead: what to do here when another value is given; None: there is nothing like it in this release.
+    stands: values in small letters that stand for a value of an option of ours: its field, and that value. plain: of a value as it was
+        given, the word that is looked up.
     """
 
     names: tuple[str, ...]
     switch: bool
     same: tuple[str, ...]
     instead: str | None
+    stands: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    plain: Callable[[str], str] = str.lower
 
-    def check(self, flag: str, value: str) -> None:
-        """Raises `ConfigError` unless `value` asks for what Pagoda does anyway."""
+    def read(self, flag: str, value: str) -> tuple[str, Any] | None:
+        """The option of ours that `value` stands for, if any. Raises `ConfigError` unless it does, or asks for what Pagoda does anyway."""
         if "*" in self.same or value.lower() in self.same:
-            return
+            return None
+        if (word := self.plain(value)) in self.stands:
+            return self.stands[word]
         asked = flag if self.switch else f"{flag} {value}"
         what = self.instead or "there is nothing like it in this release; leave it out"
         also = f" (accepted: {', '.join(self.same)})" if self.same and not self.switch else ""
@@ -38,7 +46,7 @@ class Foreign:
 def foreign(own: Collection[str]) -> tuple[Foreign, ...]:
     """The peer's flags without those that are among `own` spellings."""
     left = ((flag, tuple(name for name in flag.names if name not in own)) for flag in FLAGS)
-    return tuple(Foreign(names, flag.switch, flag.same, flag.instead) for flag, names in left if names)
+    return tuple(replace(flag, names=names) for flag, names in left if names)
 
 
 def _switch(names: str, same: str = "off", instead: str | None = None) -> Foreign:
@@ -49,8 +57,20 @@ def _value(names: str, same: str = "", instead: str | None = None) -> Foreign:
     return Foreign(tuple(names.split()), False, tuple(same.split()), instead)
 
 
+def _graph_mode(text: str) -> str:
+    """The mode in a compilation configuration that has nothing else."""
+    try:
+        given = json.loads(text)
+    except ValueError:
+        return text
+    return str(given["cudagraph_mode"]).lower() if isinstance(given, dict) and set(given) == {"cudagraph_mode"} else text
+
+
 _KERNEL = "name a kernel with --kernel OP=NAME; `pagoda devices --kernels` lists them with the reason for each choice"
-_GRAPHS = "steps are captured by themselves, and `pagoda plan` says how; --kernel and --strict-kernels choose kernels"
+_GRAPHS = "--graphs full, piecewise or none says what is captured of a step; --kernel and --strict-kernels choose kernels"
+_SIZES = "sizes are the device's own; --graphs none captures nothing"
+_MODES = {"full": "full", "full_and_piecewise": "full", "full_decode_only": "full", "piecewise": "piecewise", "none": "none"}
+_GRAPH_MODES = {name: ("graphs", mode) for name, mode in _MODES.items()}
 _REPLICAS = "start one server a replica and balance between them"
 _TOOLS = "parsers are chosen from the chat template, or named by --tool-call-parser and --reasoning-parser"
 _PROFILE = "`pagoda bench latency` measures, --kernel-log calls logs each kernel"
@@ -66,7 +86,7 @@ FLAGS = (
     _value("--logits-processors"),
     _value("--max-logprobs"),
     _value("--logprobs-mode", "raw_logprobs"),
-    _switch("--enforce-eager", "off", _GRAPHS),
+    replace(_switch("--enforce-eager", "off", _GRAPHS), stands={"on": ("graphs", "none")}),
     _value("--quantization-config"),
     _value("--download-dir", "", "the hub's own cache folder is used; `pagoda pull` fills it"),
     _value("--safetensors-load-strategy", "mmap lazy", "weights are always mapped from the file"),
@@ -117,10 +137,11 @@ FLAGS = (
     _switch("--enable-fault-tolerance"),
     _value("--fault-tolerance-config"),
     # compilation and kernels
-    _value("--compilation-config -cc", "{}", _GRAPHS),
+    replace(_value("--compilation-config -cc", "{}", _GRAPHS), stands=_GRAPH_MODES, plain=_graph_mode),
+    replace(_value("--compilation-config.cudagraph-mode -cc.cudagraph_mode", "", _GRAPHS), stands=_GRAPH_MODES),
     _value("--optimization-level -O", "2 3", _GRAPHS),
     _value("--performance-mode", "balanced"),
-    _value("--cudagraph-capture-sizes --max-cudagraph-capture-size", "", _GRAPHS),
+    _value("--cudagraph-capture-sizes --max-cudagraph-capture-size", "", _SIZES),
     _value("--attention-backend --attention-config -ac", "auto", _KERNEL),
     _value("--kernel-config --linear-backend --moe-backend", "auto", _KERNEL),
     _switch("--enable-flashinfer-autotune", "on off"),

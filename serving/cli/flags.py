@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
                 self.add_option(option, title)
 
     def add_foreign(self, flags: Sequence[Foreign]) -> None:
-        """A peer's flags: read, judged by `Foreign.check`, and left out of the values and of `--help`."""
+        """A peer's flags: read, judged by `Foreign.read`, which may set an option of ours, and left out of `--help`."""
         for flag in flags:
             names = [*flag.names, *("--no-" + name[2:] for name in flag.names if flag.switch and name.startswith("--"))]
             self.add_argument(
@@ -125,7 +125,9 @@ def _foreign_action(flag: Foreign) -> type[argparse.Action]:
     class Judge(argparse.Action):
         def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
             name = option_string or flag.names[0]
-            flag.check(name, ("off" if name.startswith("--no-") else "on") if flag.switch else str(values))
+            ours = flag.read(name, ("off" if name.startswith("--no-") else "on") if flag.switch else str(values))
+            if ours is not None:
+                setattr(namespace, *ours)
 
     return Judge
 

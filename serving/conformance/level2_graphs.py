@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 from pagoda.hal.errors import DeviceError
-from pagoda.hal.graphs import Replay
+from pagoda.hal.graphs import Pieces, Replay
 from pagoda.hal.info import Feature
 from pagoda.hal.kernel import Kernel
 from pagoda.hal.memory import MemoryKind
@@ -35,6 +35,7 @@ def checks(target: Target) -> Iterator[Check]:
     for kernel in sorted(candidates(target.backend), key=lambda kernel: (kernel.op, kernel.name)):
         if "capturable" in kernel.claims and kernel.op in ALL_OPS:
             yield Check(2, f"captured {kernel.op}={kernel.name}", partial(_captured_kernel, kernel=kernel))
+    yield Check(2, "a step in pieces equals eager on changed inputs", _pieces)
     yield Check(2, "a step that raises is an error and leaves the device usable", _raises)
 
 
@@ -50,6 +51,24 @@ class _Step:
         hidden = torch.tanh(self.table[ids] @ self.weight) * scale[:, None]
         self.pages[slots] = hidden
         logits = self.pages[slots.flip(0)] @ self.table.T
+        return {"logits": logits, "tokens": logits.argmax(-1)}
+
+
+@dataclass(frozen=True)
+class _PiecedStep(_Step):
+    """The same with a part between its pieces that looks at a value, which no capture can."""
+
+    graphs: Pieces
+
+    def __call__(self, ids: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = torch.tanh(self.table[ids] @ self.weight) * scale[:, None]
+
+        def apart() -> torch.Tensor:
+            rows = int(slots.amax()) + 1
+            self.pages[:rows].index_copy_(0, slots, hidden)
+            return self.pages[slots.flip(0)]
+
+        logits = self.graphs.cut(apart) @ self.table.T
         return {"logits": logits, "tokens": logits.argmax(-1)}
 
 
@@ -168,6 +187,19 @@ def _sleep(target: Target) -> str:
         replay = bucket.capture()
     bucket.compare(replay, 1)
     return "replays outlive sleep" if kept else "replays are made again after sleep"
+
+
+def _pieces(target: Target) -> str:
+    graphs = target.device.graphs
+    if graphs.policy.mode == "eager" or not isinstance(graphs, Pieces):
+        raise UnclaimedError(f"steps are {graphs.policy.mode}, whole: nothing can be cut out of them")
+    plain, sizes = make_step(target), graphs.policy.token_buckets[:3]
+    for size in sizes:
+        bucket = _Bucket(target, size, _PiecedStep(plain.table, plain.weight, plain.pages, graphs))
+        replay = bucket.capture()
+        for turn in range(3):
+            bucket.compare(replay, turn)
+    return f"{len(sizes)} sizes"
 
 
 def _captured_kernel(target: Target, kernel: Kernel) -> str:

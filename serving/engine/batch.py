@@ -362,6 +362,8 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
     chosen = plan.slots[samples.rows]
     # A grammar's masks come with the plan; for the sampler they are one use with a slot's own allowed tokens.
     use = slots.uses(chosen) | (Use.ALLOWED if plan.mask_rows is not None else 0)
+    if bucket.tokens and plan.num_tokens > plan.num_rows:
+        use |= Use.RANDOM  # one capture serves rows of all temperatures: there are many sizes of steps with prompts
     rows = bucket.rows or plan.num_rows
     rare = rare_columns(plan, slots, samples, use, extras)
     tree = tree_of(plan) if plan.drafts is not None and plan.parents is not None and branches(plan.drafts, plan.parents) else None

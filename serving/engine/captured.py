@@ -14,6 +14,7 @@ from pagoda.serving.engine.batch import Bucket, StepBatch
 from pagoda.serving.engine.burst_steps import Burst, BurstViews
 from pagoda.serving.engine.cascade import FEWEST_ROWS, FEWEST_TOKENS
 from pagoda.serving.engine.forward import Forward
+from pagoda.serving.engine.graph_mode import GraphMode, policy_of
 from pagoda.serving.engine.pages import Pages
 from pagoda.serving.engine.plan import StepPlan
 from pagoda.serving.engine.sampler import SPLIT, Sampled
@@ -52,12 +53,17 @@ class CapturedSteps:
         forward: runs a step as it is; what is captured.
         pages: the pool. rows: most rows of a step. longest: most tokens of a sequence.
         group: the ranks; steps run as they are where its collectives cannot sit inside captured ones.
+        mode: what is captured of a step. Raises `ConfigError` where the device cannot do it so.
     """
 
-    def __init__(self, device: Device, forward: Forward, pages: Pages, rows: int, longest: int, group: Communicator | None = None) -> None:
+    def __init__(
+        self, device: Device, forward: Forward, pages: Pages, rows: int, longest: int, group: Communicator | None = None,
+        mode: GraphMode = "full",
+    ) -> None:  # fmt: skip
         self._device, self._forward, self._pages, self._longest = device, forward, pages, longest
         captured = forward.model.facts.replayable and (group is None or all(map(group.capturable, COLLECTIVES)))
-        self._policy = device.graphs.policy if captured else GraphPolicy()
+        policy = policy_of(mode, device.graphs, device.info.model)
+        self._policy = policy if captured else GraphPolicy()
         self._steps: dict[tuple[object, ...], Captured] = {}
         self._generation = 0
         self._met: set[Bucket] = set()
@@ -113,6 +119,10 @@ class CapturedSteps:
             return wide
         self._met.add(bucket)
         return bucket if met else None
+
+    def meet(self, bucket: Bucket) -> None:
+        """A step with prompts of this size is captured the first time that it comes."""
+        self._met.add(bucket)
 
     def prompt_buckets(self, tokens: int, rows: int) -> tuple[Bucket, ...]:
         """What is captured at start of steps with prompts: those of `tokens`, the most of a step, with up to `rows` rows, all sizes with

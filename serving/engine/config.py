@@ -113,7 +113,13 @@ class EngineConfig:
         Literal["off", "calls", "statistics", "nan"],
         Flag("Log every kernel call with its shapes; also statistics of results; or stop where NaN is made. Slow, but for `off`."),
     ] = "off"
-    batch_invariant: Annotated[bool, Flag("Only kernels whose results do not depend on the batch.")] = False
+    graphs: Annotated[
+        Literal["full", "piecewise", "none"],
+        Flag("How steps are made replayable: whole, in pieces around attention, or not at all, which starts sooner and runs slower."),
+    ] = "full"
+    batch_invariant: Annotated[
+        bool, Flag("Only kernels whose results do not depend on the batch: a request's answer is the same to the bit in any company.")
+    ] = False
     model_impl: Annotated[
         Literal["auto", "pagoda", "vllm", "transformers"],
         Flag("Who runs the model: a family here (`pagoda`; `vllm` means the same), transformers' module on our pages, or what there is."),
@@ -161,6 +167,11 @@ class EngineConfig:
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
         self._check_adapters()
+        if self.batch_invariant and self.tensor_parallel_size > 2:
+            raise ConfigError(
+                f"batch_invariant with tensor_parallel_size={self.tensor_parallel_size}: the order in which more than two ranks are"
+                " added up follows the size of a step; take at most two ranks, or leave batch_invariant out"
+            )
         if not self.enable_chunked_prefill and self.max_model_len and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
                 f"without chunked prefill, max_num_batched_tokens={self.max_num_batched_tokens} must reach"

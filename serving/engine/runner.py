@@ -24,6 +24,7 @@ from pagoda.serving.engine.captured import CapturedSteps
 from pagoda.serving.engine.embeddings import EmbeddingStore
 from pagoda.serving.engine.encoding import encoder_batch
 from pagoda.serving.engine.forward import Forward
+from pagoda.serving.engine.graph_mode import GraphMode
 from pagoda.serving.engine.layout import HEADER_WORDS
 from pagoda.serving.engine.leftovers import Leftovers
 from pagoda.serving.engine.pages import Pages
@@ -73,6 +74,7 @@ class Runner:
         communicator: of the ranks, left when the runner is closed.
         adapters: this rank's, or None where they are not enabled.
         shelf: makes this rank's part of a store of pages, on the stream of its steps.
+        graphs: what is captured of a step.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Runner:
         communicator: Communicator | None = None,
         adapters: AdapterStore | None = None,
         shelf: Callable[[Stream], Shelf] | None = None,
+        graphs: GraphMode = "full",
     ) -> None:
         self.device, self.pages, self.limits = device, pages, limits
         self._reload, self._communicator, self._adapters = reload, communicator, adapters
@@ -96,7 +99,7 @@ class Runner:
         self._slots = SamplingSlots(rows, vocab)
         self._sampler = Sampler(device, table, vocab, rows)
         self._forward = Forward(device, model, self._sampler, rows)
-        self._captured = CapturedSteps(device, self._forward, pages, rows, limits.max_model_len, communicator)
+        self._captured = CapturedSteps(device, self._forward, pages, rows, limits.max_model_len, communicator, graphs)
         size = _step_bytes(pages, limits)
         self._packer = BatchPacker(device, pages.written, self._slots, size, limits.in_flight, pages.crossed)
         # The later steps of a burst count positions on: they know one an axis.
@@ -133,7 +136,9 @@ class Runner:
         for adapted, params in kinds if buckets else ():
             for rows, length in prompts:
                 self.run(self._dummy(min(rows, most), max(1, min(length, longest // rows)), params, adapted))
-            for bucket in self._captured.prompt_buckets(self.limits.max_num_batched_tokens, most) * 2:
+            # Those with prompts are the same for greedy rows, and take the device as long as real ones.
+            for bucket in () if params.greedy else self._captured.prompt_buckets(self.limits.max_num_batched_tokens, most):
+                self._captured.meet(bucket)
                 self.run(self._dummy_prompts(bucket, params, adapted))
             for rows in buckets:
                 self.run(self._dummy(min(rows, most), 1, params, adapted))

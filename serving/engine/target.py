@@ -14,6 +14,7 @@ from pagoda.ops import kernel_store
 from pagoda.ops.call_log import wrapper
 from pagoda.ops.table import candidates, kernel_table
 from pagoda.serving.engine.config import EngineConfig
+from pagoda.serving.engine.graph_mode import apart
 
 
 class Target(NamedTuple):
@@ -48,6 +49,8 @@ def open_target(config: EngineConfig, rank: int = 0, *, plan_only: bool = False)
     device = found.backend.open(first + rank if own else first)
     kernel_store.use(device.info)
     wrap = None if config.kernel_log == "off" else wrapper(config.kernel_log, logging.getLogger("pagoda.kernels").info)
+    if config.graphs == "piecewise":
+        wrap = apart(device.graphs, wrap)
     table = kernel_table(found.backend, device.info, policy, wrap)
     return Target(found.backend, device, device.info, table, found.probe.message, 1 if own else config.tensor_parallel_size)
 

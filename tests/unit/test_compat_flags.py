@@ -33,12 +33,34 @@ def test_a_flag_is_accepted_for_what_happens_anyway_and_refused_by_name_otherwis
     if "*" in flag.same:
         assert options().values([name, "anything"]) == {}
         return
-    for other in {"on", "off"} - set(flag.same) if flag.switch else {"something-else"}:
+    for other in {"on", "off"} - set(flag.same) - set(flag.stands) if flag.switch else {"something-else"}:
         if short and other == "off":
             continue
         with pytest.raises(ConfigError, match=re.escape(name if other != "off" else f"--no-{name[2:]}")) as raised:
             options().values(words(name, flag, other))
         assert (flag.instead or "nothing like it in this release") in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [
+        (["--enforce-eager"], "none"),
+        (["--no-enforce-eager"], None),
+        (["-cc", '{"cudagraph_mode": "PIECEWISE"}'], "piecewise"),
+        (["--compilation-config", "{}"], None),
+        (["-cc.cudagraph_mode", "FULL_DECODE_ONLY"], "full"),
+        (["-cc.cudagraph_mode=NONE"], "none"),
+        (["--compilation-config.cudagraph_mode", "FULL_AND_PIECEWISE"], "full"),
+        (["--graphs", "piecewise"], "piecewise"),
+    ],
+)
+def test_what_is_captured_may_be_said_in_the_peers_words(given: list[str], mode: str | None) -> None:
+    assert options().values(given) == ({} if mode is None else {"graphs": mode})
+
+
+def test_a_compilation_configuration_with_more_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--graphs full, piecewise or none"):
+        options().values(["-cc", '{"cudagraph_mode": "NONE", "level": 3}'])
 
 
 def test_every_flag_of_the_peers_table_is_known() -> None:
