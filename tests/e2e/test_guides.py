@@ -14,7 +14,7 @@ GUIDES = Path(__file__).parents[2] / "docs" / "guide"
 PAGES = [(GUIDES / page).read_text() for page in ("sdk.md", "embeddings.md")]
 PROGRAMS = [program for page in PAGES for program in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
 LINES = re.findall(r"^\$ (.*)$", (GUIDES / "cli.md").read_text(), re.MULTILINE)
-NEEDS_MORE = ("pagoda serve", "pagoda chat", "./my-checkpoint", "--url", "https://")
+NEEDS_MORE = ("pagoda serve", "pagoda chat", "./my-checkpoint", "--url", "https://", "before.json")
 """Lines that go on until they are stopped, or speak of files and servers of the reader; their own tests run them."""
 
 SIMPLE = [line for line in LINES if not any(more in line for more in NEEDS_MORE) or line.endswith("--help") or "| pagoda chat" in line]

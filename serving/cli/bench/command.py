@@ -11,9 +11,13 @@ from pagoda.serving.cli import help_text
 KINDS = {
     "latency": "Time of one batch through the engine, alone.",
     "throughput": "Tokens a second with everything queued at once.",
+    "prefill": "Tokens of prompts read a second, at several lengths.",
+    "prefix": "Time to the first token with and without a cached beginning.",
+    "sweep": "Time of a decode step at several batch sizes.",
     "serve": "A running server under load: rates, concurrency, time to first token, goodput.",
     "perplexity": "How well a model foretells a text, in sliding windows.",
     "startup": "Time from process start to ready, and to the first token.",
+    "compare": "Two results beside each other, with a plot.",
     "compare-peers": "Other engines and Pagoda on the same checkpoint, by turns.",
 }
 
