@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagoda.hal.discovery import INSTRUMENTS, find_all
-from pagoda.hal.errors import KernelError
+from pagoda.hal.errors import ModelError
 from pagoda.serving.engine.build import engine_starter, start_engine
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.inprocess_client import InProcessClient
@@ -103,5 +103,5 @@ def test_answers_do_not_depend_on_company(served: Served, one: Asked, company: l
 def test_a_model_without_such_kernels_is_refused_by_the_primitive(tmp_path: Path) -> None:
     make(tmp_path, "Mamba2", state_size=6, num_heads=8, head_dim=8, n_groups=2, chunk_size=8)
     config = EngineConfig(model=str(tmp_path), device=DEVICES[0], batch_invariant=True, num_gpu_blocks_override=48)
-    with pytest.raises(KernelError, match=r"--batch-invariant.*causal_conv1d|--batch-invariant.*ssd_scan"):
+    with pytest.raises(ModelError, match=r"--batch-invariant.*causal_conv1d|--batch-invariant.*ssd_scan"):
         start_engine(config, lambda deltas: None)  # type: ignore[arg-type]
