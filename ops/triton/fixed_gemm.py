@@ -15,7 +15,7 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_fp8 import GemmFp8Facts
-from pagoda.ops.triton.launch import early
+from pagoda.ops.triton.launch import early, shared_memory
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PROGRAMS = 256
@@ -103,6 +103,7 @@ class GemmFixed(PlainKernel):
         spread = few and self._splits > 1
         block_m = 64 if few or x.element_size() > 2 else 128
         tiles = triton.cdiv(columns, self._columns)
+        stage = (block_m + self._columns) * self._inner * x.element_size()
         parts = out
         if spread:
             parts = torch.empty(tiles * self._splits * block_m * self._columns, dtype=torch.float32, device=x.device)
@@ -110,7 +111,7 @@ class GemmFixed(PlainKernel):
             x, weight, weight if scale is None else scale, weight if bias is None else bias, out, parts, self._counters(tiles, x.device),
             rows, columns, inner, self._share, self._splits, x.stride(0), out.stride(0), scale.stride(0) if self._square else 0,
             BLOCK_M=block_m, BLOCK_N=self._columns, BLOCK_K=self._inner, SPREAD=spread, EVEN_K=inner % self._inner == 0,
-            SCALED=scale is not None, SQUARE=self._square, BIAS=bias is not None, num_warps=4 if block_m == 64 else 8, num_stages=4,
+            SCALED=scale is not None, SQUARE=self._square, BIAS=bias is not None, num_warps=4 if block_m == 64 else 8, num_stages=max(1, min(4, shared_memory(x.device) // stage)),
             enable_fp_fusion=False, **early(x.device),
         )  # fmt: skip
         return out
