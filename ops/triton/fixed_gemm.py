@@ -111,8 +111,8 @@ class GemmFixed(PlainKernel):
             x, weight, weight if scale is None else scale, weight if bias is None else bias, out, parts, self._counters(tiles, x.device),
             rows, columns, inner, self._share, self._splits, x.stride(0), out.stride(0), scale.stride(0) if self._square else 0,
             BLOCK_M=block_m, BLOCK_N=self._columns, BLOCK_K=self._inner, SPREAD=spread, EVEN_K=inner % self._inner == 0,
-            SCALED=scale is not None, SQUARE=self._square, BIAS=bias is not None, num_warps=4 if block_m == 64 else 8, num_stages=max(1, min(4, shared_memory(x.device) // stage)),
-            enable_fp_fusion=False, **early(x.device),
+            SCALED=scale is not None, SQUARE=self._square, BIAS=bias is not None, num_warps=4 if block_m == 64 else 8,
+            num_stages=max(1, min(4, shared_memory(x.device) // stage)), enable_fp_fusion=False, **early(x.device),
         )  # fmt: skip
         return out
 
