@@ -6,6 +6,7 @@
 #pragma once
 
 #include "api.h"
+#include "attention_few.h"
 #include "attention_int.h"
 #include "attention_pack.h"
 #include "microkernel.h"
@@ -146,6 +147,15 @@ struct Attention {
       return tiles;
     }
 #endif
+#if PG_FEW
+    if (few(rows)) {
+      for (int64_t r = 0; r < rows; r++) {
+        const Q* from = q + (t.first + r / s.group) * q_token + (t.head * s.group + r % s.group) * q_head;
+        for (int64_t d = 0; d < s.dim; d++) assign((float*)tiles.keys + r * s.dim + d, from[d]);  // keys are not packed: their place is free
+      }
+      return tiles;
+    }
+#endif
     load_queries(t, tiles);
     return tiles;
   }
@@ -201,6 +211,9 @@ struct Attention {
 #if PG_DOT8
     if (integers(rows)) return int_block(t, from, high, k, v, tiles, part, top, sum);
 #endif
+#if PG_FEW
+    if (few(rows)) return few_block(t, from, high, k, v, tiles, part, top, sum);
+#endif
     each_group(k, v, count, [&](int64_t j) { pack_key_group(k, j, count - j, s, tiles); });
     multiply<K>(rows, padded / GROUP, tiles.q, s.dim, tiles.keys, GROUP * s.dim, s.dim, tiles.logits, KEYS, false);
     each_row(t, from, high, [&](int64_t r, int64_t a, int64_t b, float slope, float far) {
@@ -232,6 +245,38 @@ struct Attention {
         body(i * s.group + g, a, b, slopes ? slopes[t.head * s.group + g] : 0.0f, (float)(t.position + i - from));
     }
   }
+
+#if PG_FEW
+  // Whether a task with so many rows multiplies keys and values where they lie.
+  bool few(int64_t rows) const { return s.f->any_order && rows <= FEW_QUERIES && s.dim % W == 0 && s.v_dim % W == 0; }
+
+  void few_block(const Task& t, int64_t from, int64_t high, const T* const* k, const T* const* v, const Tiles<K>& tiles, float* part, float* top,
+                 float* sum) const {
+    int64_t count = high - from, padded = (count + GROUP - 1) / GROUP * GROUP;
+    const float* queries = (const float*)tiles.keys;
+    with_rows(t.tokens * s.group, [&](auto rows) {
+      each_group(k, v, count, [&](int64_t j) {
+        int64_t some = count - j < GROUP ? count - j : GROUP;
+        if constexpr (sizeof(T) == 1)
+          few_logits<rows>(queries, s.dim, widened(k + j, some, s.dim), some, tiles.logits + j, KEYS);
+        else
+          few_logits<rows>(queries, s.dim, k + j, some, tiles.logits + j, KEYS);
+      });
+      each_row(t, from, high, [&](int64_t r, int64_t a, int64_t b, float slope, float far) {
+        float* logits = tiles.logits + r * KEYS;
+        soften(s.f, logits, logits, a, b, padded, slope, far, top + r, sum + r);
+      });
+      for (int64_t r = 0; r < rows; r++) memset(part + r * s.ldv() + s.v_dim, 0, (s.ldv() - s.v_dim) * sizeof(float));
+      if constexpr (sizeof(T) == 1)
+        for (int64_t j = 0; j < count; j += GROUP) {
+          int64_t some = count - j < GROUP ? count - j : GROUP;
+          few_values<rows>(tiles.logits + j, KEYS, widened(v + j, some, s.v_dim), some, s.v_dim, part, s.ldv(), j > 0);
+        }
+      else
+        few_values<rows>(tiles.logits, KEYS, v, count, s.v_dim, part, s.ldv(), false);
+    });
+  }
+#endif
 
 #if PG_DOT8
   // Whether a task with so many rows is computed in integers.

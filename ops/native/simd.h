@@ -150,9 +150,9 @@ PG_INLINE float max(vf v) {
   return lanes[0];
 }
 
-// e^x, relative error under 2^-22; 0 below −87.3, clamped above 88.
+// e^x, relative error under 2^-22; 0 below −87.3, clamped above 88. What is no number stays so: vmin and vmax give their second then.
 PG_INLINE vf exp(vf x) {
-  vf clamped = vmin(vmax(x, splat(-87.3f)), splat(88.0f));
+  vf clamped = vmin(splat(88.0f), vmax(splat(-87.3f), x));
   vf n = clamped * 1.44269504f + 12582912.0f;
   vi exponent = (vi)n - 0x4b400000;
   n = n - 12582912.0f;

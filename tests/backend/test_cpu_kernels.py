@@ -57,6 +57,22 @@ def test_kernel_matches_oracle(name: str, dtype: str) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("isa", [isa for isa in ISAS if isa in here()])
+@pytest.mark.parametrize("kernel", ["paged_attention=native", "paged_attention=native_prompt"])
+@pytest.mark.parametrize("place", [3, 300, 599])
+def test_a_decode_shows_a_key_that_is_no_number(place: int, kernel: str, isa: str) -> None:
+    """Where rows are few: in floats, packed or where the keys lie."""
+    facts = facts_of("float32", (6, 2), 64)
+    loaded = ForIsa(**{**vars(KERNELS[kernel]), "name": isa}).load(facts)
+    case = attention_case(torch.Generator().manual_seed(8), facts, "poison", [(1, 600)], layout="pool")
+    _, k, _, batch, *_ = case.args
+    plain = loaded.run(*case.args)
+    k[batch.block_table[0, place // k.shape[1]], place % k.shape[1], 1, 7] = float("nan")
+    out = loaded.run(*case.args)
+    assert out[:, 3:].isnan().all()
+    assert torch.equal(out[:, :3], plain[:, :3])
+
+
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa in here()])
 @pytest.mark.parametrize(("name", "dtype"), ANYWHERE)
 def test_every_instruction_set_matches_oracle(name: str, isa: str, dtype: str) -> None:
     kernel = KERNELS[name]
