@@ -288,7 +288,12 @@ def _attentions(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
         prompts = attention_case(gen, facts_of(dtype, heads, dim, 16), "prompts", [(70, 300), (33, 33), (1, 7)], layout="heads")
         yield _attend(prompts, dtype, any_order=True)
     for heads, dim in (((3, 1), 64), ((2, 2), 80), ((4, 2), 128), ((5, 1), 48), ((12, 2), 32), ((7, 1), 112), ((8, 1), 256)):
-        for extra in ({}, {"kv_dtype": "float32", "window": 40}, {"kv_dtype": "bfloat16", "sinks": True}, {"kv_dtype": "int8", "softcap": 30.0}):
+        for extra in (
+            {},
+            {"kv_dtype": "float32", "window": 40},
+            {"kv_dtype": "bfloat16", "sinks": True},
+            {"kv_dtype": "int8", "softcap": 30.0},
+        ):
             facts = facts_of(dtype, heads, dim, 16, **extra)
             decodes = [(1, 513), (1, 30), (1, 7), (1, 256), (1, 1)] + [(2, 19)] * (heads[0] // heads[1] < 5)
             yield _attend(attention_case(gen, facts, f"decodes, {extra}", decodes, layout="heads"), dtype, any_order=True)
