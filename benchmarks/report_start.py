@@ -93,7 +93,8 @@ def sleep(options: argparse.Namespace) -> dict[str, Any]:
 
     prompt = list(range(20, 90))
     with engine(options, max_num_batched_tokens=2048) as running:
-        before = running.tokens([prompt], 16, temperature=0)
+        running.generate([prompt], 1)
+        before = running.tokens([prompt], 16, temperature=0)  # behind its own pages, as after each wake
         rows = []
         for level in (1, 2):
             awake = memory()

@@ -9,8 +9,8 @@ import typer
 from pagoda.hal.discovery import find
 from pagoda.models.load import open_checkpoint
 from pagoda.models.loading.reference import resolve
-from pagoda.models.onnx_export import export as write
-from pagoda.models.onnx_export import open_for_export
+from pagoda.serving.cli.onnx_export import export as write
+from pagoda.serving.cli.onnx_export import open_for_export
 
 
 def export(

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 from pagoda.hal.discovery import choose
-from pagoda.models.comparison import Tolerance
 from pagoda.serving.cli.parity_run import Report, check
+from pagoda.serving.conformance.comparison import Tolerance
 
 
 def parity(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from pagoda.models.comparison import Finding, Tolerance, compare_greedy
+from pagoda.serving.conformance.comparison import Finding, Tolerance, compare_greedy
 from pagoda.serving.engine.params import MAX_LOGPROBS, SamplingParams
 from pagoda.serving.frontend.outputs import Logprob
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pagoda.models.comparison import Finding, Tolerance
 from pagoda.serving.cli.parity_answers import engine_findings, greedy_params, logprobs_finding
+from pagoda.serving.conformance.comparison import Finding, Tolerance
 from pagoda.serving.sdk import LLM
 
 PROMPTS, INPUTS = ("vlm", "seq2seq"), "inputs."

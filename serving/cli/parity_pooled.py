@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from pagoda.models.comparison import Finding, Tolerance, compare_values
+from pagoda.serving.conformance.comparison import Finding, Tolerance, compare_values
 from pagoda.serving.engine.pooling import PoolingParams
 from pagoda.serving.sdk import LLM
 

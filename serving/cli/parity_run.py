@@ -11,7 +11,6 @@ import torch
 from pagoda.hal.comm import Communicator, Topology
 from pagoda.hal.device import Backend
 from pagoda.hal.errors import ConfigError, PagodaError
-from pagoda.models.comparison import Finding, Tolerance, compare_greedy, compare_values
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import Checkpoint, describe, load_model, open_checkpoint
 from pagoda.models.parallel.shard import Shard
@@ -20,6 +19,7 @@ from pagoda.serving.cli.parity_answers import engine_findings, greedy_params, lo
 from pagoda.serving.cli.parity_crossed import NAME, is_crossed, run_crossed
 from pagoda.serving.cli.parity_media import check_media, is_media
 from pagoda.serving.cli.parity_pooled import check_pooled, is_pooled
+from pagoda.serving.conformance.comparison import Finding, Tolerance, compare_greedy, compare_values
 from pagoda.serving.frontend.outputs import RequestOutput
 from pagoda.serving.sdk import LLM
 from safetensors.torch import load_file

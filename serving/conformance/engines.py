@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pagoda.hal.errors import CapacityError, KernelError, ModelError, RequestError
-from pagoda.models.comparison import Tolerance, compare_greedy
 from pagoda.models.direct import DirectRun
 from pagoda.serving.conformance.check import Target, UnclaimedError, expect
+from pagoda.serving.conformance.comparison import Tolerance, compare_greedy
 from pagoda.serving.conformance.level4_models import load, reference_target
 from pagoda.serving.engine.build import start_engine
 from pagoda.serving.engine.config import EngineConfig

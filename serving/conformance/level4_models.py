@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from pagoda.hal.discovery import find
-from pagoda.models.comparison import Finding, Tolerance, compare_greedy, compare_values
 from pagoda.models.decoder import Decoder
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import COMPUTE, Checkpoint, describe, load_model, open_checkpoint
 from pagoda.ops.table import kernel_table
 from pagoda.serving.conformance.check import Check, Target, UnclaimedError, expect
+from pagoda.serving.conformance.comparison import Finding, Tolerance, compare_greedy, compare_values
 from pagoda.serving.conformance.tiny_models import TINY
 
 Generated = list[tuple[list[int], torch.Tensor]]

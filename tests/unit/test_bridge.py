@@ -16,10 +16,10 @@ from pagoda.models.adapters.slots import LoraLimits
 from pagoda.models.bridge.masks import visible_of
 from pagoda.models.bridge.model import BridgedAttention
 from pagoda.models.bridge.spec import BridgeSpec, Visible
-from pagoda.models.comparison import Tolerance, compare_values
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import Description, describe, load_model, open_checkpoint, support_of
 from pagoda.models.parallel.shard import Shard
+from pagoda.serving.conformance.comparison import Tolerance, compare_values
 from safetensors.torch import load_file, save_file
 from spec_samples import opened
 from tiny_checkpoints import logits, make

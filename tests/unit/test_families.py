@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from pagoda.models.checkpoint import apply, inverse
-from pagoda.models.comparison import Tolerance, compare_values
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import describe, load_model, open_checkpoint
+from pagoda.serving.conformance.comparison import Tolerance, compare_values
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.sdk import LLM
 from safetensors.torch import load_file

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pagoda.models.comparison import Tolerance, compare_values
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import describe, load_model, open_checkpoint
+from pagoda.serving.conformance.comparison import Tolerance, compare_values
 from safetensors.torch import load_file, save_file
 from spec_samples import opened
 from tiny_checkpoints import logits, make

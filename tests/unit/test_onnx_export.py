@@ -14,9 +14,9 @@ import torch
 import transformers
 from pagoda.hal.discovery import find
 from pagoda.hal.errors import ConfigError, ModelError
-from pagoda.models import onnx_export
 from pagoda.models.load import Checkpoint, open_checkpoint
-from pagoda.models.onnx_export import export, open_for_export
+from pagoda.serving.cli import onnx_export
+from pagoda.serving.cli.onnx_export import export, open_for_export
 from safetensors.torch import load_file
 from tiny_checkpoints import logits, make
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from pagoda.models.comparison import Tolerance, compare_greedy, compare_values
 from pagoda.serving.cli.main import main
+from pagoda.serving.conformance.comparison import Tolerance, compare_greedy, compare_values
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import logits, make
 from tokenizers import Tokenizer, models

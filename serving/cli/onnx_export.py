@@ -15,12 +15,12 @@ from pagoda.hal.info import DeviceInfo
 from pagoda.hal.kv import LayerCache, LayerPages
 from pagoda.hal.table import KernelTable
 from pagoda.models.decoder import Decoder
-from pagoda.models.export_kernels import PlainBatch, PlainCache, plain_kernels
 from pagoda.models.load import Checkpoint, Description, describe, load_model
 from pagoda.models.model import ModelInputs
 from pagoda.models.pooling import Pooler
 from pagoda.models.spec import MLA, Attention, Bidirectional, Both, Cross, DecoderSpec
 from pagoda.ops.references import portable_kernels, reference_kernels
+from pagoda.serving.cli.onnx_kernels import PlainBatch, PlainCache, plain_kernels
 
 INLINE_BYTES = 2_000_000_000
 """Weights up to this size lie in the graph's own file; a protobuf holds no more than 2 GiB."""

@@ -149,9 +149,9 @@ def attend(
 def plain_kernels() -> tuple[Kernel, ...]:
     """All of them, in the place of the references."""
     return (
-        Kernel("write_kv", "plain", "pagoda.models.export_kernels:PlainWrite"),
-        Kernel("paged_attention", "plain", "pagoda.models.export_kernels:PlainAttention"),
-        Kernel("segment_attention", "plain", "pagoda.models.export_kernels:PlainSegments"),
-        Kernel("embedding_gguf", "dense", "pagoda.models.export_kernels:DenseTable"),
-        Kernel("moe_mlp", "dense", "pagoda.models.export_kernels:DenseExperts"),
+        Kernel("write_kv", "plain", "pagoda.serving.cli.onnx_kernels:PlainWrite"),
+        Kernel("paged_attention", "plain", "pagoda.serving.cli.onnx_kernels:PlainAttention"),
+        Kernel("segment_attention", "plain", "pagoda.serving.cli.onnx_kernels:PlainSegments"),
+        Kernel("embedding_gguf", "dense", "pagoda.serving.cli.onnx_kernels:DenseTable"),
+        Kernel("moe_mlp", "dense", "pagoda.serving.cli.onnx_kernels:DenseExperts"),
     )
