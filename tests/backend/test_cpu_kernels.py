@@ -27,7 +27,8 @@ from pagoda.ops.registry import ALL_OPS
 INFO = CpuBackend().describe()
 KERNELS = {f"{kernel.op}={kernel.name}": kernel for kernel in cpu_kernels()}
 USES = [(name, dtype) for name, kernel in sorted(KERNELS.items()) for dtype in sorted(kernel.needs.dtypes)]
-ANYWHERE = [(name, dtype) for name, dtype in USES if not KERNELS[name].needs.archs]
+OURS = [(name, dtype) for name, dtype in USES if KERNELS[name].implementation.startswith("pagoda.backends")]
+ANYWHERE = [(name, dtype) for name, dtype in OURS if not KERNELS[name].needs.archs]
 
 
 class ForIsa(Kernel):
