@@ -24,7 +24,7 @@ def request(name: str, *items: tuple[bytes, int, int], length: int = 40) -> Engi
 def desk(rows: int = 20, per_step: int = 12, whole: bool = False, *live: EngineRequest) -> MediaDesk:
     slots = Slots(4, 64)
     for one in live:
-        slots.take(SimpleNamespace(request=SimpleNamespace(source=one, params=one.params), tokens=np.arange(40), limit=50), 0)
+        slots.take(SimpleNamespace(request=SimpleNamespace(grammar=None, source=one, params=one.params), tokens=np.arange(40), limit=50), 0)
     return MediaDesk(Store(rows, per_step, whole), slots)
 
 
