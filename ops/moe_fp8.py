@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -11,8 +12,7 @@ import torch
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.linear_fp8 import dequantised, quantised
 from pagoda.ops.moe import MoeMlpFacts, MoeMlpReference
-
-MATRICES = ("up", "down")
+from pagoda.ops.stored_experts import MATRICES, InTurn
 
 
 @dataclass(frozen=True)
@@ -90,25 +90,8 @@ class MoeMlpFp8Reference(PlainKernel):
         self._plain = MoeMlpReference(facts.plain)
 
     def run(self, packed: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        matrices = {name: _Decoded(self.facts, packed, name, x.dtype) for name in MATRICES}
+        matrices = {name: InTurn(partial(expert_numbers, self.facts, packed, name), x.dtype) for name in MATRICES}
         return self._plain.run({**packed, **matrices}, x, weights, ids)
-
-
-class _Decoded:
-    """Looks like the stacked matrices of all experts; each is decoded when it is asked for."""
-
-    def __init__(self, facts: MoeMlpFp8Facts, packed: Any, name: str, dtype: torch.dtype) -> None:
-        self._facts, self._packed, self._name, self._dtype = facts, packed, name, dtype
-
-    def __getitem__(self, expert: int) -> torch.Tensor:
-        return expert_numbers(self._facts, self._packed, self._name, expert).to(self._dtype)
-
-
-def decoded_fp8_experts_bytes(facts: MoeMlpFp8Facts) -> int:
-    """What `MoeMlpFp8Dequantised` keeps of one layer."""
-    size: int = getattr(torch, facts.dtype).itemsize
-    shapes = [facts.shape(name) for name in MATRICES]
-    return sum(experts * outputs * (inputs + facts.plain.bias) for experts, outputs, inputs in shapes) * size
 
 
 class MoeMlpFp8Dequantised(PlainKernel):

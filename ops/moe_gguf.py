@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,7 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.gguf.decode import decode, decode_into
 from pagoda.ops.gguf.types import GgmlType
 from pagoda.ops.moe import MoeMlpFacts, MoeMlpReference
-
-MATRICES = ("up", "down")
+from pagoda.ops.stored_experts import MATRICES, InTurn
 
 
 @dataclass(frozen=True)
@@ -54,27 +54,11 @@ class MoeMlpGgufReference(PlainKernel):
         self._plain = MoeMlpReference(facts.plain)
 
     def run(self, packed: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        matrices = {name: _Decoded(packed[name], self.facts.kind(name), x.dtype) for name in MATRICES}
+        def numbers(name: str, expert: int) -> torch.Tensor:
+            return decode(packed[name][expert], self.facts.kind(name))
+
+        matrices = {name: InTurn(partial(numbers, name), x.dtype) for name in MATRICES}
         return self._plain.run({**packed, **matrices}, x, weights, ids)
-
-
-class _Decoded:
-    """Looks like the stacked matrices of all experts; each is decoded when it is asked for."""
-
-    def __init__(self, blocks: torch.Tensor, kind: GgmlType, dtype: torch.dtype) -> None:
-        self._blocks = blocks
-        self._kind = kind
-        self._dtype = dtype
-
-    def __getitem__(self, expert: int) -> torch.Tensor:
-        return decode(self._blocks[expert], self._kind).to(self._dtype)
-
-
-def decoded_experts_bytes(facts: MoeMlpGgufFacts) -> int:
-    """What `MoeMlpGgufDequantised` keeps of one layer."""
-    size: int = getattr(torch, facts.dtype).itemsize
-    shapes = [facts.shape(name) for name in MATRICES]
-    return sum(experts * outputs * (inputs + facts.plain.bias) for experts, outputs, inputs in shapes) * size
 
 
 class MoeMlpGgufDequantised(PlainKernel):

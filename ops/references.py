@@ -5,8 +5,7 @@ from __future__ import annotations
 from pagoda.hal.kernel import Kernel
 from pagoda.ops.linear_fp8 import dequantised_bytes as dequantised_fp8_bytes
 from pagoda.ops.linear_gguf import dequantised_bytes
-from pagoda.ops.moe_fp8 import decoded_fp8_experts_bytes
-from pagoda.ops.moe_gguf import decoded_experts_bytes
+from pagoda.ops.stored_experts import decoded_experts_bytes
 
 REFERENCES = {
     "gemm": "linear:GemmReference",
@@ -64,5 +63,5 @@ def portable_kernels() -> tuple[Kernel, ...]:
         Kernel("head_gemm", "torch", "pagoda.ops.head_gemm:HeadGemmTorch", rank=0.0, claims=frozenset({"capturable"})),
         Kernel("segment_attention", "torch", "pagoda.ops.segment_attention:SegmentAttentionTorch", rank=0.0),
         Kernel("moe_mlp_gguf", "dequantised", "pagoda.ops.moe_gguf:MoeMlpGgufDequantised", rank=0.0, packed_bytes=decoded_experts_bytes),
-        Kernel("moe_mlp_fp8", "dequantised", "pagoda.ops.moe_fp8:MoeMlpFp8Dequantised", rank=0.0, packed_bytes=decoded_fp8_experts_bytes),
+        Kernel("moe_mlp_fp8", "dequantised", "pagoda.ops.moe_fp8:MoeMlpFp8Dequantised", rank=0.0, packed_bytes=decoded_experts_bytes),
     )

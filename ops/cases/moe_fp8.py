@@ -12,8 +12,9 @@ from pagoda.ops.cases.linear_fp8 import true_weights
 from pagoda.ops.cases.moe import MOE_MLP, routed
 from pagoda.ops.linear_fp8 import E4M3
 from pagoda.ops.moe import MoeMlpFacts
-from pagoda.ops.moe_fp8 import MATRICES, MoeMlpFp8Facts, MoeMlpFp8Reference
+from pagoda.ops.moe_fp8 import MoeMlpFp8Facts, MoeMlpFp8Reference
 from pagoda.ops.op import Case, Op
+from pagoda.ops.stored_experts import MATRICES
 
 
 def _plain(case: Case) -> Case:

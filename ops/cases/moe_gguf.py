@@ -12,8 +12,9 @@ from pagoda.ops.cases.common import by_rows, draw
 from pagoda.ops.cases.linear_gguf import draw_blocks, kinds_here, true_numbers
 from pagoda.ops.cases.moe import MOE_MLP, routed
 from pagoda.ops.moe import MoeMlpFacts
-from pagoda.ops.moe_gguf import MATRICES, MoeMlpGgufFacts, MoeMlpGgufReference
+from pagoda.ops.moe_gguf import MoeMlpGgufFacts, MoeMlpGgufReference
 from pagoda.ops.op import Case, Op
+from pagoda.ops.stored_experts import MATRICES
 
 
 def _plain(case: Case) -> Case:
