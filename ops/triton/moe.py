@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.moe import MoeMlpFacts, RouteFacts
+from pagoda.ops.triton.launch import shared_memory
 
 PAIRS = 2048
 """Choices that the sorting kernel looks at in one go."""
@@ -239,7 +240,7 @@ class MoeMlp(PlainKernel):
             return torch.empty(0, facts.width, dtype=x.dtype, device=x.device)
         x, ids, weights = x if x.stride(-1) == 1 else x.contiguous(), ids.contiguous(), weights.contiguous()
         pairs = ids.numel()
-        tile = self._tile(pairs)
+        tile = self._tile(pairs, x.device)
         order, owner = sort_choices(facts, ids, tile.rows)
         hidden = torch.empty(pairs, facts.hidden, dtype=x.dtype, device=x.device)
         parts = torch.empty(pairs, facts.width, dtype=torch.float32, device=x.device)
@@ -256,12 +257,14 @@ class MoeMlp(PlainKernel):
         )  # fmt: skip
         return sum_choices(facts, parts, ids, x.dtype)
 
-    def _tile(self, pairs: int) -> _Tile:
+    def _tile(self, pairs: int, device: torch.device) -> _Tile:
         return _tile(pairs / self.facts.experts)
 
 
 class MoeMlpFixed(MoeMlp):
     """The same with one tile for any number of choices: a token's sums are taken in one order, whoever else is there."""
 
-    def _tile(self, pairs: int) -> _Tile:
-        return _Tile(64, (64, 64), (64, 64), 4, 4 if self.facts.dtype != "float32" else 2)
+    def _tile(self, pairs: int, device: torch.device) -> _Tile:
+        size = 4 if self.facts.dtype == "float32" else 2
+        stage = (64 + 2 * 64) * 64 * size  # rows, and both halves of the weights
+        return _Tile(64, (64, 64), (64, 64), 4, max(1, min(8 // size, shared_memory(device) // stage)))
