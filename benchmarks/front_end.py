@@ -5,8 +5,9 @@
 
 16, 256 and 1,024 clients stream completions at once. The engine is a process of its own, as in `pagoda serve`, and gives every request a
 token a step: once at a pace that the front end can follow, an event a token (`--tokens-per-s`), and once as fast as it goes, where tokens
-that wait for a slow client are sent together. Tokens a second and core are the inverse of the processor time, requests included; what an
-event alone costs is `steady_us_per_event`.
+that wait for a slow client are sent together. Tokens a second and core are the inverse of the processor time, requests included. What an
+event costs by itself, `steady_us_per_event`, comes at a pace from a second wave of as many clients with streams of half the length: all
+that differs between both is events.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from pagoda.serving.frontend.load import text_of
 TEXT = "The quick brown fox jumps over the lazy dog, and a pagoda is a tower with many eaves. "
 MODEL = "smollm2-135m-instruct"
 CLIENTS = (16, 256, 1024)
+UNPACED = "unpaced"
 
 
 class NullCore:
@@ -126,14 +128,12 @@ def serve(rate: float) -> int:
 
 
 class Seen(NamedTuple):
-    """What one wave of clients saw; `steady`: processor seconds an event while all streams run, from the last one's first event to the
-    end of the first that ends."""
+    """What one wave of clients saw."""
 
     tokens: int
     events: int
     seconds: float
     cpu_seconds: float
-    steady: float
 
 
 @dataclass
@@ -141,7 +141,6 @@ class Stream(asyncio.Protocol):
     """One client: sends its request and counts events until the stream ends."""
 
     request: bytes
-    begun: asyncio.Future[None]
     done: asyncio.Future[int]
     events: int = 0
     last: bytes = b""
@@ -155,8 +154,6 @@ class Stream(asyncio.Protocol):
         text = self.last + data
         self.events += text.count(b"data: {") - self.last.count(b"data: {")
         self.last = text[-40:]
-        if self.events and not self.begun.done():
-            self.begun.set_result(None)
         if b"data: [DONE]" in text and not self.done.done():
             self.done.set_result(self.events)
             self.transport.close()
@@ -164,7 +161,6 @@ class Stream(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self.done.done():
             self.done.set_exception(RuntimeError(f"a stream ended early: {self.last!r}"))
-            self.begun.cancel()
 
 
 async def wave(url: str, pid: int, model: str, clients: int, tokens: int) -> Seen:
@@ -176,22 +172,13 @@ async def wave(url: str, pid: int, model: str, clients: int, tokens: int) -> See
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     loop = asyncio.get_running_loop()
     process = psutil.Process(pid)
-    streams = [Stream(head.encode() + body, loop.create_future(), loop.create_future()) for _ in range(clients)]
-
-    def spent() -> tuple[float, int]:
-        return sum(process.cpu_times()[:2]), sum(stream.events for stream in streams)
-
-    (before, _), started = spent(), time.perf_counter()
+    streams = [Stream(head.encode() + body, loop.create_future()) for _ in range(clients)]
+    before, started = sum(process.cpu_times()[:2]), time.perf_counter()
     for stream in streams:
         await loop.create_connection(lambda stream=stream: stream, at.hostname, at.port)  # type: ignore[misc]
-    await asyncio.gather(*(stream.begun for stream in streams))
-    from_cpu, from_events = spent()
-    await asyncio.wait([stream.done for stream in streams], return_when=asyncio.FIRST_COMPLETED)
-    to_cpu, to_events = spent()
     events = await asyncio.gather(*(stream.done for stream in streams))
     seconds = time.perf_counter() - started
-    steady = (to_cpu - from_cpu) / max(1, to_events - from_events)
-    return Seen(clients * tokens, sum(events), seconds, spent()[0] - before, steady)
+    return Seen(clients * tokens, sum(events), seconds, sum(process.cpu_times()[:2]) - before)
 
 
 def row(name: str, clients: int, seen: Seen) -> dict[str, Any]:
@@ -202,16 +189,24 @@ def row(name: str, clients: int, seen: Seen) -> dict[str, Any]:
         "tokens_per_s": round(seen.tokens / seen.seconds),
         "cpu_us_per_token": round(micros, 2),
         "tokens_per_s_and_core": round(1e6 / micros) if micros else None,
-        "steady_us_per_event": round(seen.steady * 1e6, 2),
         "events_per_token": round(seen.events / seen.tokens, 3),
     }
+
+
+def steady(whole: Seen, half: Seen) -> float:
+    """Microseconds an event, of two waves that differ in their streams' length."""
+    return round((whole.cpu_seconds - half.cpu_seconds) / max(1, whole.events - half.events) * 1e6, 2)
 
 
 def measured(options: argparse.Namespace, url: str, pid: int, model: str, name: str) -> list[dict[str, Any]]:
     asyncio.run(wave(url, pid, model, 8, 32))
     rows = []
     for clients in options.clients:
-        rows.append(row(name, clients, asyncio.run(wave(url, pid, model, clients, max(8, options.tokens // clients)))))
+        tokens = max(8, options.tokens // clients)
+        whole = asyncio.run(wave(url, pid, model, clients, tokens))
+        rows.append(row(name, clients, whole))
+        if name != UNPACED:
+            rows[-1]["steady_us_per_event"] = steady(whole, asyncio.run(wave(url, pid, model, clients, tokens // 2)))
         print(rows[-1], flush=True)
     return rows
 
@@ -244,7 +239,7 @@ def main() -> int:
     if options.url is not None:
         rows = measured(options, options.url, options.pid, options.model, "server")
     else:
-        rows = own(options, options.tokens_per_s, "paced") + own(options, 1e9, "unpaced")
+        rows = own(options, options.tokens_per_s, "paced") + own(options, 1e9, UNPACED)
     if options.output is not None:
         with open(options.output, "w") as file:
             json.dump({"date": time.strftime("%Y-%m-%d"), "command": "python benchmarks/front_end.py", "rows": rows}, file, indent=1)

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 
 from pagoda.serving.engine.config import EngineConfig
+from pagoda.serving.engine.mailbox import Plain
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, FinishReason, RequestDelta, SequenceDelta, StepDeltas
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.streams import Streams
@@ -32,7 +33,7 @@ class CountingEngine:
         self._streams = Streams()
         self._ids: list[str] = []
 
-    async def generate(self, request: EngineRequest, patient: bool = False) -> AsyncIterator[RequestDelta]:
+    async def generate(self, request: EngineRequest, patient: bool = False, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
         async for delta in self._streams.generate(request, lambda r: self._ids.append(r.request_id), lambda _: None, patient):
             yield delta
 

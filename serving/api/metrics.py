@@ -193,6 +193,13 @@ class RequestTimer:
         self.last = now
         self.tokens += new
 
+    def plain_step(self, count: int) -> None:
+        """So many tokens of the only sequence came, and not as the first."""
+        now = time.monotonic()
+        self.metrics.gaps.add((now - self.last) / count, count)
+        self.last = now
+        self.tokens += count
+
     @property
     def spans(self) -> dict[str, float]:
         """Seconds of queue, prefill, decode and inference, of a request that gave tokens."""

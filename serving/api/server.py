@@ -18,6 +18,7 @@ import uvicorn
 from pagoda.hal.errors import EngineDeadError
 from pagoda.serving.api.app import build_app
 from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.connection import StreamProtocol
 from pagoda.serving.api.ready import ready_text
 from pagoda.serving.api.service import Service
 from pagoda.serving.api.statlog import log_stats
@@ -182,7 +183,7 @@ def _grpc_server(service: Service, sock: socket.socket) -> GrpcServer:
 def uvicorn_config(config: ServerConfig, app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=StreamProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -18,10 +18,12 @@ from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.desk import Desk, SharedDesk
 from pagoda.serving.api.errors import DrainingError, OverloadedError, RequestTimeoutError
 from pagoda.serving.api.fetching import Fetcher
-from pagoda.serving.api.metrics import Metrics
+from pagoda.serving.api.metrics import Metrics, RequestTimer
+from pagoda.serving.api.outlet import Outlet
 from pagoda.serving.api.tally import Tally
 from pagoda.serving.api.tracing_of import tracing_of
 from pagoda.serving.engine.client import EngineClient
+from pagoda.serving.engine.mailbox import Plain
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
 from pagoda.serving.engine.pooling import Pooled
 from pagoda.serving.frontend.media_child import MediaChild
@@ -162,15 +164,18 @@ class Service:
         ids, items, positions = await read
         return Encoded(ids, text, items, positions)
 
-    async def generate(self, request: EngineRequest, *, patient: bool = False) -> AsyncGenerator[Step, None]:
-        """Run one request. Leaving the iterator early, and a stop string, end it in the engine too. `patient`: see `EngineClient`."""
+    async def generate(self, request: EngineRequest, *, patient: bool = False, outlet: Outlet | None = None) -> AsyncGenerator[Step, None]:
+        """Run one request. Leaving the iterator early, and a stop string, end it in the engine too. `patient`: see `EngineClient`.
+        What goes through `outlet` is not yielded."""
         self._admit(request)
         timer = self.metrics.timer(request)
         span = self.tracing.begin(request) if self.tracing is not None else None
         limit = self._end_after(request.request_id)
         text = RequestText(self.text.tokenizer, request.params, request.prompt)
+        searches = bool(request.params.stop)
+        plain = short_way(text, timer, outlet) if outlet is not None and not searches else None
         try:
-            async with aclosing(self.client.generate(request, patient and not request.params.stop)) as deltas:  # type: ignore[type-var]
+            async with aclosing(self.client.generate(request, patient and not searches, plain)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     self._started(request.request_id)
                     if request.request_id in self._late:
@@ -268,6 +273,19 @@ class Service:
             threads.shutdown(wait=False, cancel_futures=True)
         if self.tracing is not None:
             self.tracing.close()
+
+
+def short_way(text: RequestText, timer: RequestTimer, outlet: Outlet) -> Plain:
+    """What `Service.generate` does with plain tokens while its reader waits."""
+
+    def plain(token_ids: Sequence[int]) -> bool:
+        if not outlet.connection.writable:
+            return False
+        outlet.put(text.push_plain(token_ids), token_ids)
+        timer.plain_step(len(token_ids))
+        return True
+
+    return plain
 
 
 def _checked(delta: RequestDelta) -> RequestDelta:

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 import msgspec
 from pagoda.hal.errors import PagodaError
+from pagoda.serving.api.connection import CONNECTION
 from pagoda.serving.api.dialects import error_event, error_response
 from pagoda.serving.api.middleware import PLAIN_SEND
+from pagoda.serving.api.outlet import Outlet
 from pagoda.serving.api.stream_events import DONE
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -62,22 +64,25 @@ class EventStream(Response):
     sent as an event with the error object.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], end: bytes = DONE) -> None:
-        """`end`: what tells the client that the stream is whole."""
-        self._events, self._end = events, end
+    def __init__(self, events: AsyncGenerator[bytes, None], end: bytes = DONE, outlet: Outlet | None = None) -> None:
+        """`end`: what tells the client that the stream is whole. `outlet`: the generator's short way, once it is open."""
+        self._events, self._end, self._outlet = events, end, outlet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await until_disconnect(receive, self._pump(scope, receive, send))
 
     async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, write = False, scope.get(PLAIN_SEND, send)
+        connection = scope["state"].get(CONNECTION)
         try:
             async with aclosing(self._events) as events:
                 async for item in events:
                     if not started:
                         started = True
-                        await send(_START)
+                        await send(_START if connection is None else _START_CHUNKED)
                     await write({"type": "http.response.body", "body": item, "more_body": True})
+                    if self._outlet is not None and connection is not None:
+                        self._outlet.connection = connection
                 await write({"type": "http.response.body", "body": self._end})
         except OSError:
             log.debug("client left during a stream")
@@ -97,6 +102,8 @@ _START = {
         (b"x-accel-buffering", b"no"),
     ],
 }
+_START_CHUNKED = {**_START, "headers": [*_START["headers"], (b"transfer-encoding", b"chunked")]}  # type: ignore[misc]
+"""As it would be anyway; an outlet's writing relies on it."""
 
 
 def log_internal(error: BaseException) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from pagoda.serving.engine.mailbox import Plain
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats, RequestDelta
 
 
@@ -13,10 +14,13 @@ class EngineClient(Protocol):
 
     facts: EngineFacts
 
-    def generate(self, request: EngineRequest, patient: bool = False) -> AsyncIterator[RequestDelta]:
+    def generate(self, request: EngineRequest, patient: bool = False, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
         """Submit and yield deltas until one is `finished`. Leaving the iterator early aborts the request.
 
         `patient`: plain tokens may be kept until there is more to say, such as the end; for callers that show nothing meanwhile.
+        `plain`: is offered new tokens of the only sequence, with which nothing else comes, while the caller waits in the iterator.
+            Returns True when it has dealt with them; the iterator does not yield them then. It must not wait. What it raises, the
+            iterator raises.
 
         Raises `RequestError` for a request that can never fit (with the number that was too big), `EngineDeadError`
         when the engine ends, also in the middle.

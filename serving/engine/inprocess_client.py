@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pagoda.hal.errors import EngineDeadError, PagodaError
 from pagoda.serving.engine.core import EngineCore, Sink
 from pagoda.serving.engine.executor import Executor
+from pagoda.serving.engine.mailbox import Plain
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats, RequestDelta, StepDeltas
 from pagoda.serving.engine.streams import Streams
 
@@ -47,9 +48,9 @@ class InProcessClient:
         client._thread.start()
         return client
 
-    async def generate(self, request: EngineRequest, patient: bool = False) -> AsyncIterator[RequestDelta]:
+    async def generate(self, request: EngineRequest, patient: bool = False, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
         core = self._core()
-        async with contextlib.aclosing(self._streams.generate(request, core.submit, core.abort, patient)) as deltas:
+        async with contextlib.aclosing(self._streams.generate(request, core.submit, core.abort, patient, plain)) as deltas:
             async for delta in deltas:
                 yield delta
 

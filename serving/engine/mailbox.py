@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pagoda.hal.errors import PagodaError
@@ -13,31 +13,52 @@ Piece = int | RequestDelta
 """A plain token of a request's only sequence, or a delta."""
 
 
+Plain = Callable[[Sequence[int]], bool]
+"""Takes plain tokens on their way to a reader that waits, and says whether it did; see `EngineClient.generate`. Keeps no sequence."""
+
 PATIENCE = 256
 """Plain tokens that a patient reader is not woken for: more at once would hold up others in its loop."""
 
 
 class Mailbox:
     """Written and read in one asyncio loop, by one reader. A patient one is not woken for a few plain tokens: they come with the next
-    delta."""
+    delta. Whoever writes calls `settle` when there is no more for the moment."""
 
-    __slots__ = ("_error", "_patient", "_pieces", "_reader", "_ready", "_request_id")
+    __slots__ = ("_enough", "_error", "_pieces", "_plain", "_reader", "_request_id", "_rich", "add_token")
 
-    def __init__(self, request_id: str, patient: bool = False) -> None:
+    def __init__(self, request_id: str, patient: bool = False, plain: Plain | None = None) -> None:
         self._request_id = request_id
-        self._patient = patient
-        self._ready = False
+        self._enough = PATIENCE if patient else 1
+        self._plain = plain
+        self._rich = False  # more than plain tokens are there
         self._pieces: list[Piece] = []
-        self._error: PagodaError | None = None
+        self.add_token: Callable[[int], None] = self._pieces.append
+        self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
 
-    def put(self, piece: Piece) -> None:
-        self._pieces.append(piece)
-        if self._patient and isinstance(piece, int) and len(self._pieces) < PATIENCE:
+    def add(self, delta: RequestDelta) -> None:
+        self._pieces.append(delta)
+        self._rich = True
+
+    def settle(self) -> None:
+        """Give what was added to the reader, if it waits and it is enough for it."""
+        reader = self._reader
+        if reader is None or reader.done() or not self._due():
             return
-        self._ready = True
-        if self._reader is not None:
-            self._wake(self._reader)
+        if self._plain is not None and not self._rich and self._taken(self._plain):
+            self._pieces.clear()
+        else:
+            self._wake(reader)
+
+    def _due(self) -> bool:
+        return self._rich or len(self._pieces) >= self._enough
+
+    def _taken(self, plain: Plain) -> bool:
+        try:
+            return plain(self._pieces)  # type: ignore[arg-type]
+        except Exception as error:  # its reader raises it: the other streams go on
+            self._error = error
+            return False
 
     def fail(self, error: PagodaError) -> None:
         """The reader gets this next, whatever was there before."""
@@ -47,7 +68,7 @@ class Mailbox:
 
     async def take(self) -> RequestDelta:
         """All that has come, at least one piece; raises what `fail` was given."""
-        while self._error is None and not self._ready:
+        while self._error is None and not self._due():
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
@@ -55,8 +76,10 @@ class Mailbox:
                 self._reader = None
         if self._error is not None:
             raise self._error
-        pieces, self._pieces, self._ready = self._pieces, [], False
-        return merge(self._request_id, pieces)
+        delta = merge(self._request_id, self._pieces)
+        self._pieces.clear()
+        self._rich = False
+        return delta
 
     @staticmethod
     def _wake(reader: asyncio.Future[None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 
 from pagoda.hal.errors import EngineDeadError, PagodaError, RequestError
-from pagoda.serving.engine.mailbox import Mailbox
+from pagoda.serving.engine.mailbox import Mailbox, Plain
 from pagoda.serving.engine.messages import EngineRequest, RequestDelta, StepDeltas
 
 
@@ -22,13 +22,18 @@ class Streams:
             raise EngineDeadError(str(self._dead)) from self._dead
 
     async def generate(
-        self, request: EngineRequest, submit: Callable[[EngineRequest], None], abort: Callable[[list[str]], None], patient: bool = False
+        self,
+        request: EngineRequest,
+        submit: Callable[[EngineRequest], None],
+        abort: Callable[[list[str]], None],
+        patient: bool = False,
+        plain: Plain | None = None,
     ) -> AsyncGenerator[RequestDelta, None]:
-        """The deltas of one request, from `submit` to its end; leaving early aborts it."""
+        """The deltas of one request, from `submit` to its end; leaving early aborts it. `patient`, `plain`: see `EngineClient`."""
         self.check()
         if request.request_id in self._boxes:
             raise RequestError(f"request_id {request.request_id!r} is already running; live ids must differ", param="request_id")
-        box = self._boxes[request.request_id] = Mailbox(request.request_id, patient)
+        box = self._boxes[request.request_id] = Mailbox(request.request_id, patient, plain)
         ended = False
         try:
             submit(request)
@@ -44,15 +49,21 @@ class Streams:
             if not ended and self._dead is None:
                 abort([request.request_id])
 
-    def deliver(self, deltas: StepDeltas) -> None:
-        """Hand each request its part; what belongs to streams that were left is dropped."""
+    def deliver(self, *steps: StepDeltas) -> None:
+        """Hand each request its part of all the steps together; what belongs to streams that were left is dropped."""
         boxes = self._boxes
-        for request_id, token in zip(deltas.request_ids, deltas.token_ids):
-            if request_id in boxes:
-                boxes[request_id].put(token)
-        for delta in deltas.others:
-            if delta.request_id in boxes:
-                boxes[delta.request_id].put(delta)
+        told: dict[Mailbox, None] = {}
+        for deltas in steps:
+            for request_id, token in zip(deltas.request_ids, deltas.token_ids):
+                if (box := boxes.get(request_id)) is not None:
+                    box.add_token(token)
+                    told[box] = None
+            for delta in deltas.others:
+                if (box := boxes.get(delta.request_id)) is not None:
+                    box.add(delta)
+                    told[box] = None
+        for box in told:
+            box.settle()
 
     def reject(self, request_id: str, error: PagodaError) -> None:
         """Its iterator raises the error."""

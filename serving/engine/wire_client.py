@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 from pagoda.hal.errors import EngineDeadError, PagodaError, RequestError
-from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats, RequestDelta
+from pagoda.serving.engine.mailbox import Plain
+from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats, RequestDelta, StepDeltas
 from pagoda.serving.engine.streams import Streams
 from pagoda.serving.engine.wire import (
     Abort,
@@ -27,6 +26,9 @@ from pagoda.serving.engine.wire import (
     encode,
     error_of,
 )
+
+MOST_AT_ONCE = 256
+"""Messages that are read before the loop may do something else."""
 
 LoadedAdapters = list[tuple[str, str, str | None]]
 
@@ -47,22 +49,22 @@ class WireClient:
         self.on_adapters: Callable[[LoadedAdapters], None] = lambda loaded: None
         self._context = zmq.Context()
         self._requests: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
-        self._answers = zmq.asyncio.Context(self._context).socket(zmq.PULL)
+        self._answers: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
         for socket in (self._requests, self._answers):
             socket.set_hwm(0)  # nothing is dropped, no send waits: the scheduler bounds what is under way
         self._answers.bind(self.answers_address)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
-        self._receiver: asyncio.Task[None] | None = None
 
     def connect(self, facts: EngineFacts) -> None:
         """The engine has loaded."""
         self.facts = facts
         self._requests.connect(self.requests_address)
-        self._receiver = asyncio.create_task(self._receive())
+        self._loop.add_reader(self._answers.fileno(), self._read)
+        self._loop.call_soon(self._read)
 
-    def generate(self, request: EngineRequest, patient: bool = False) -> AsyncIterator[RequestDelta]:
-        return self._streams.generate(request, lambda one: self.send(Submit(one)), lambda ids: self.send(Abort(ids)), patient)
+    def generate(self, request: EngineRequest, patient: bool = False, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
+        return self._streams.generate(request, lambda one: self.send(Submit(one)), lambda ids: self.send(Abort(ids)), patient, plain)
 
     async def abort(self, request_ids: list[str], sequence: int | None = None) -> None:
         self.send(Abort(request_ids, sequence))
@@ -82,10 +84,8 @@ class WireClient:
 
     async def close(self) -> None:
         self.fail(EngineDeadError("the engine was closed"))
-        if self._receiver is not None:
-            self._receiver.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._receiver
+        if not self._answers.closed:
+            self._loop.remove_reader(self._answers.fileno())
         self._requests.close(linger=0)
         self._answers.close(linger=0)
         self._context.term()
@@ -106,17 +106,31 @@ class WireClient:
         for number in list(self._calls):
             self._answer(number, None, error)
 
-    async def _receive(self) -> None:
-        while True:
-            match decode_from_engine(await self._answers.recv()):
+    def _read(self) -> None:
+        """All that has come. Steps that came together are delivered together, so that a process that falls behind has less to do."""
+        steps: list[StepDeltas] = []
+        for _ in range(MOST_AT_ONCE):
+            try:
+                text = self._answers.recv(zmq.NOBLOCK)
+            except zmq.Again:  # only now does the socket's descriptor tell of the next
+                break
+            match decode_from_engine(text):
                 case Deltas(deltas):
-                    self._streams.deliver(deltas)
-                case Rejected(request_id, error):
-                    self._streams.reject(request_id, error_of(error))
-                case Answer(number, value, error):
-                    self._answer(number, value, error_of(error) if error is not None else None)
-                case Adapters(loaded):
-                    self.on_adapters(loaded)
+                    steps.append(deltas)
+                case other:
+                    self._handle(other)
+        else:
+            self._loop.call_soon(self._read)
+        self._streams.deliver(*steps)
+
+    def _handle(self, message: Rejected | Answer | Adapters) -> None:
+        match message:
+            case Rejected(request_id, error):
+                self._streams.reject(request_id, error_of(error))
+            case Answer(number, value, error):
+                self._answer(number, value, error_of(error) if error is not None else None)
+            case Adapters(loaded):
+                self.on_adapters(loaded)
 
     def _answer(self, number: int, value: Any, error: PagodaError | None) -> None:
         future = self._calls.pop(number, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -70,11 +71,15 @@ class BytePieces:
         self._core = core
         self._special_ids = special_ids
         self._bytes: dict[int, bytes] = {}
+        self.texts: dict[int, str] = {}
+        """Of tokens whose bytes are whole characters, as far as they were met."""
 
     def bytes_of(self, token_id: int) -> bytes:
         found = self._bytes.get(token_id)
         if found is None:
             found = self._bytes[token_id] = self._spell(token_id)
+            with contextlib.suppress(UnicodeDecodeError):
+                self.texts[token_id] = found.decode()
         return found
 
     def _spell(self, token_id: int) -> bytes:
@@ -91,16 +96,27 @@ class BytePieces:
 class _ByteStream:
     def __init__(self, pieces: BytePieces, skipped: frozenset[int]) -> None:
         self._pieces = pieces
+        self._texts = pieces.texts
         self._skipped = skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._whole = True  # the last character is
 
     def push(self, token_ids: Sequence[int]) -> str:
+        if len(token_ids) == 1:
+            return self._text(token_ids[0])
         return "".join(map(self._text, token_ids))
 
     def _text(self, token_id: int) -> str:
-        return "" if token_id in self._skipped else self._utf8.decode(self._pieces.bytes_of(token_id))
+        if token_id in self._skipped:
+            return ""
+        if self._whole and (text := self._texts.get(token_id)) is not None:
+            return text
+        text = self._utf8.decode(self._pieces.bytes_of(token_id))
+        self._whole = not self._utf8.getstate()[0]
+        return text
 
     def flush(self) -> str:
+        self._whole = True
         return self._utf8.decode(b"", final=True)
 
 

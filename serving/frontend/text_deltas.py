@@ -62,6 +62,10 @@ class SequenceText:
                 return self._stopped(delta, text, count, scan.stopped_by)
         return self._going_on(delta, text)
 
+    def push_plain(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens in the middle of a sequence without stop strings."""
+        return self._detokenizer.push(token_ids) if self._params.detokenize else ""
+
     def _going_on(self, delta: SequenceDelta, text: str) -> TextDelta:
         if delta.finish_reason is None:
             return TextDelta(delta.index, text, delta.token_ids, delta.logprobs)
@@ -113,6 +117,10 @@ class RequestText:
                 if sequence.finished and part.finish_reason is None:
                     self._stopped.append(part.index)
         return out
+
+    def push_plain(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens with which nothing else comes, of a request with one sequence, which has begun, and no stop strings."""
+        return self._sequences[0].push_plain(token_ids)
 
     def take_stopped(self) -> list[int]:
         """Sequences that a stop string ended since the last call, which the engine does not know of: for its `abort`."""

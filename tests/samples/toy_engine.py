@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda.hal.errors import EngineDeadError, RequestError
+from pagoda.serving.engine.mailbox import Plain
 from pagoda.serving.engine.messages import (
     EngineFacts,
     EngineRequest,
@@ -126,7 +127,7 @@ class ToyEngine:
         self.dead: str | None = None
         self._stats = EngineStats(pages_total=1024)
 
-    async def generate(self, request: EngineRequest, patient: bool = False) -> AsyncIterator[RequestDelta]:
+    async def generate(self, request: EngineRequest, patient: bool = False, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
         self._check_alive()
         self.requests.append(request)
         stop = self.live[request.request_id] = asyncio.Event()
@@ -145,6 +146,8 @@ class ToyEngine:
                 finished = finished or last
                 self._count(len(request.prompt) if step == 0 else 0, sum(len(part.token_ids) for part in sequences))
                 first = {"cached_tokens": 3, "prompt_logprobs": _prompt_logprobs(request), "queued": 0.005} if step == 0 else {}
+                if plain is not None and step and _is_plain(sequences) and plain(sequences[0].token_ids):
+                    continue
                 yield RequestDelta(request.request_id, sequences, finished=last, **first)
                 if last:
                     return
@@ -171,9 +174,9 @@ class ToyEngine:
         if self.dead is not None:
             raise EngineDeadError(self.dead)
 
-    async def abort(self, request_ids: list[str]) -> None:
+    async def abort(self, request_ids: list[str], sequence: int | None = None) -> None:
         for request_id in request_ids:
-            if request_id in self.live:
+            if request_id in self.live and sequence is None:  # one sequence of several goes on, unread
                 self.live[request_id].set()
 
     async def stats(self) -> EngineStats:
@@ -190,6 +193,10 @@ class ToyEngine:
 
     async def close(self) -> None:
         await self.abort(list(self.live))
+
+
+def _is_plain(sequences: tuple[SequenceDelta, ...]) -> bool:
+    return all(part == SequenceDelta(0, part.token_ids) for part in sequences)
 
 
 def _answer(request: EngineRequest, sequence: int) -> tuple[list[int], FinishReason]:

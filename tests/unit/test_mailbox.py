@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,11 @@ def scored(token: int) -> TokenLogprobs:
 
 def delta(index: int, *tokens: int, **facts: object) -> RequestDelta:
     return RequestDelta("a", (SequenceDelta(index, tokens, tuple(map(scored, tokens))),), **facts)  # type: ignore[arg-type]
+
+
+def put(box: Mailbox, piece: Piece) -> None:
+    box.add_token(piece) if isinstance(piece, int) else box.add(piece)
+    box.settle()
 
 
 pieces = st.one_of(st.integers(0, 9), st.builds(delta, st.just(0), st.integers(0, 9), st.integers(0, 9)))
@@ -64,13 +70,13 @@ async def test_a_reader_that_keeps_up_gets_each_and_waits_in_between() -> None:
     for token in range(3):
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        box.put(token)
+        put(box, token)
     await reader
     assert got == [(0,), (1,), (2,)]
-    box.put(3)
-    box.put(4)
+    put(box, 3)
+    put(box, 4)
     assert (await box.take()).sequences[0].token_ids == (3, 4)
-    box.put(5)
+    put(box, 5)
     box.fail(EngineDeadError("gone"))
     with pytest.raises(EngineDeadError, match="gone"):
         await box.take()
@@ -80,13 +86,13 @@ async def test_a_patient_reader_is_woken_only_for_what_is_more_than_a_token() ->
     box = Mailbox("a", patient=True)
     reading = asyncio.create_task(box.take())
     for token in (1, 2):
-        box.put(token)
+        put(box, token)
         await asyncio.sleep(0)
         assert not reading.done()
-    box.put(delta(0, 3, finished=True))
+    put(box, delta(0, 3, finished=True))
     taken = await reading
     assert (taken.sequences[0].token_ids, taken.finished) == ((1, 2, 3), True)
-    box.put(4)
+    put(box, 4)
     box.fail(EngineDeadError("gone"))
     with pytest.raises(EngineDeadError, match="gone"):
         await box.take()
@@ -118,3 +124,56 @@ async def test_streams_route_reject_abort_and_fail() -> None:
     with pytest.raises(EngineDeadError, match="killed"):
         await anext(streams.generate(toy_request("e", [3]), submitted.append, aborted.extend))
     assert aborted == ["a"]
+
+
+class Taker:
+    """Takes plain tokens while it likes."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self.likes = True
+
+    def __call__(self, token_ids: Sequence[int]) -> bool:
+        if self.likes:
+            self.taken += token_ids
+        return self.likes
+
+
+async def test_plain_tokens_are_offered_while_the_reader_waits_and_nothing_else_comes() -> None:
+    take, streams = Taker(), Streams()
+    reading = streams.generate(toy_request("a", [3]), lambda one: None, lambda ids: None, plain=take)
+    got: list[tuple[int, ...]] = []
+
+    async def read() -> None:
+        async for delta in reading:
+            got.append(delta.sequences[0].token_ids)
+
+    reader = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    streams.deliver(StepDeltas(["a"], [1]), StepDeltas(["a"], [2]))
+    streams.deliver(StepDeltas(["a"], [3]))
+    assert (take.taken, got) == ([1, 2, 3], [])
+    take.likes = False
+    streams.deliver(StepDeltas(["a"], [4]))
+    take.likes = True
+    streams.deliver(StepDeltas(["a"], [5]))  # the reader was woken for what was refused, and gets this too
+    await asyncio.sleep(0)
+    streams.deliver(StepDeltas(["a"], [6]), StepDeltas(others=[RequestDelta("a", (SequenceDelta(0, (7,)),), finished=True)]))
+    await reader
+    assert (take.taken, got) == ([1, 2, 3], [(4, 5), (6, 7)])
+
+
+async def test_who_fails_with_its_tokens_fails_alone() -> None:
+    def broken(token_ids: Sequence[int]) -> bool:
+        raise KeyError(token_ids[0])
+
+    take, streams, left = Taker(), Streams(), []
+    first = streams.generate(toy_request("a", [3]), lambda one: None, left.extend, plain=broken)
+    second = streams.generate(toy_request("b", [3]), lambda one: None, left.extend, plain=take)
+    waits = [asyncio.create_task(anext(stream)) for stream in (first, second)]
+    await asyncio.sleep(0)
+    streams.deliver(StepDeltas(["a", "b"], [4, 5]))
+    with pytest.raises(KeyError, match="4"):
+        await waits[0]
+    assert take.taken == [5] and left == ["a"]
+    waits[1].cancel()

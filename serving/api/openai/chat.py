@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from pagoda.serving.api.openai.prepare import chat_engine_request, question
 from pagoda.serving.api.openai.protocol import ChatRequest
 from pagoda.serving.api.openai.replies import ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs, Delta
 from pagoda.serving.api.openai.unsupported import refuse_unsupported
+from pagoda.serving.api.outlet import MARK, Event, Outlet, around
 from pagoda.serving.api.service import Service, new_id
 from pagoda.serving.api.stream import EventStream, JsonReply
 from pagoda.serving.api.stream_events import event
@@ -47,7 +48,10 @@ class Chat:
         engine = chat_engine_request(self._service, body, asked, reply_id)
         names = TokenNames(self._service.text.tokenizer, as_token_ids(body, self._service.config))
         reply = ChatReply(self._service, body, model, reply_id, engine, names, asked.answers, asked.context)
-        return EventStream(reply.stream(usage)) if body.stream else JsonReply(reply.whole())
+        if not body.stream:
+            return JsonReply(reply.whole())
+        outlet = Outlet() if engine.params.n == 1 else None
+        return EventStream(reply.stream(usage, outlet), outlet=outlet)
 
 
 @dataclass
@@ -77,9 +81,11 @@ class ChatReply:
             prompt_logprobs=prompt_logprobs(self.names, answers.prompt_logprobs) if self.body.prompt_logprobs is not None else UNSET,
         )
 
-    async def stream(self, wants: StreamUsage) -> AsyncGenerator[bytes, None]:
+    async def stream(self, wants: StreamUsage, outlet: Outlet | None = None) -> AsyncGenerator[bytes, None]:
         count = UsageCount([self.request])
-        async with aclosing(self.service.generate(self.request)) as steps:
+        if outlet is not None:
+            outlet.event = self._plain_events(wants, count)
+        async with aclosing(self.service.generate(self.request, outlet=outlet)) as steps:
             async for step in steps:
                 count.add(step)
                 usage: Any = count.usage() if wants.continuous else UNSET
@@ -87,6 +93,20 @@ class ChatReply:
                     yield chunks
         if wants.final:
             yield event(self._chunk([], count.usage()))
+
+    def _plain_events(self, wants: StreamUsage, count: UsageCount) -> Event:
+        made = around(event(self._chunk([ChatChunkChoice(index=0, delta=Delta(content=MARK))], UNSET)))
+        parsed = self.answers.parser(self.context) is not None
+        plain = not (parsed or wants.continuous or self.body.return_token_ids)
+
+        def events(text: str, token_ids: Sequence[int]) -> bytes:
+            count.add_plain(len(token_ids))
+            if plain:
+                return made(text)
+            usage: Any = count.usage() if wants.continuous else UNSET
+            return b"".join(map(event, self._chunks(TextDelta(0, text, tuple(token_ids)), usage)))
+
+        return events
 
     def _choice(self, answer: Answer) -> ChatChoice:
         parts = self._new_parts()

@@ -92,6 +92,10 @@ class UsageCount:
             for delta in step.deltas:
                 self._completion += len(delta.token_ids)
 
+    def add_plain(self, tokens: int) -> None:
+        """So many tokens with which nothing else came."""
+        self._completion += tokens
+
     def usage(self) -> Usage:
         return _usage(self._prompt, self._completion, self._cached)
 

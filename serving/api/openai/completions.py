@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from pagoda.serving.api.openai.protocol import CompletionRequest
 from pagoda.serving.api.openai.replies import Completion, CompletionChoice, CompletionLogprobs
 from pagoda.serving.api.openai.sampling import completion_settings, engine_request
 from pagoda.serving.api.openai.unsupported import refuse_unsupported
+from pagoda.serving.api.outlet import MARK, Event, Outlet, around
 from pagoda.serving.api.service import Service, Step, new_id
 from pagoda.serving.api.stream import EventStream, JsonReply, merged
 from pagoda.serving.api.stream_events import event
@@ -45,7 +46,10 @@ class Completions:
         requests = [engine_request(self._service, body, settings, ids, reply_id) for ids in prompts]
         names = TokenNames(self._service.text.tokenizer, as_token_ids(body, self._service.config))
         reply = CompletionReply(self._service, body, model, reply_id, requests, names)
-        return EventStream(reply.stream(usage)) if body.stream else JsonReply(reply.whole())
+        if not body.stream:
+            return JsonReply(reply.whole())
+        outlet = Outlet() if len(requests) == 1 and requests[0].params.n == 1 else None
+        return EventStream(reply.stream(usage, outlet), outlet=outlet)
 
 
 @dataclass
@@ -75,16 +79,35 @@ class CompletionReply:
         ]
         return self._reply(choices, usage_of(answers, completion=not self._scores_only))
 
-    async def stream(self, wants: StreamUsage) -> AsyncGenerator[bytes, None]:
+    async def stream(self, wants: StreamUsage, outlet: Outlet | None = None) -> AsyncGenerator[bytes, None]:
         count = UsageCount(self.requests, completion=not self._scores_only)
-        async with aclosing(merged([self.service.generate(request) for request in self.requests])) as steps:
+        if outlet is not None:
+            outlet.event = self._plain_events(wants, count)
+        async with aclosing(merged([self.service.generate(request, outlet=outlet) for request in self.requests])) as steps:
             async for place, step in steps:
                 count.add(step)
                 for delta in step.deltas:
-                    if choice := self._chunk_choice(place, step, delta):
-                        yield event(self._reply([choice], count.usage() if wants.continuous else UNSET))
+                    if chunk := self._chunk(place, step, delta, count.usage() if wants.continuous else UNSET):
+                        yield chunk
         if wants.final:
             yield event(self._reply([], count.usage()))
+
+    def _plain_events(self, wants: StreamUsage, count: UsageCount) -> Event:
+        made = around(event(self._reply([CompletionChoice(index=0, text=MARK)], UNSET)))
+        plain = not (wants.continuous or self.body.return_token_ids)
+
+        def events(text: str, token_ids: Sequence[int]) -> bytes:
+            count.add_plain(len(token_ids))
+            if plain:
+                return made(text)
+            delta = TextDelta(0, text, tuple(token_ids))
+            return self._chunk(0, Step([delta]), delta, count.usage() if wants.continuous else UNSET)
+
+        return events
+
+    def _chunk(self, place: int, step: Step, delta: TextDelta, usage: Any) -> bytes:
+        choice = self._chunk_choice(place, step, delta)
+        return event(self._reply([choice], usage)) if choice is not None else b""
 
     def _reply(self, choices: list[CompletionChoice], usage: Any) -> Completion:
         return Completion(id=self.reply_id, created=self.created, model=self.model, choices=choices, usage=usage)

@@ -1,0 +1,51 @@
+"""uvicorn's protocol, and what it tells an application of a connection: whether it takes more, and a way to write without waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+CONNECTION = "pagoda.connection"
+"""Of a request's `scope["state"]`: its `Connection`."""
+
+
+class Connection:
+    """A client's connection. Attribute `writable`: it is open, and no more waits for the client than may."""
+
+    def __init__(self) -> None:
+        self.writable = False
+        self._write: Callable[[bytes], None]
+
+    def opened(self, transport: asyncio.WriteTransport) -> None:
+        self._write, self.writable = transport.write, True
+
+    def write_chunk(self, part: bytes) -> None:
+        """One part of a body in chunked encoding, when `writable`."""
+        self._write(b"%x\r\n%b\r\n" % (len(part), part))
+
+
+class StreamProtocol(HttpToolsProtocol):
+    """Beside what uvicorn does, keeps the `Connection` of each request's state up to date."""
+
+    def __init__(self, *settings: Any, app_state: dict[str, Any], **more: Any) -> None:
+        self.stream_connection = Connection()
+        super().__init__(*settings, app_state={**app_state, CONNECTION: self.stream_connection}, **more)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.stream_connection.opened(transport)
+
+    def pause_writing(self) -> None:
+        self.stream_connection.writable = False
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self.stream_connection.writable = True
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.stream_connection.writable = False
+        super().connection_lost(exc)

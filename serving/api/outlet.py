@@ -1,0 +1,48 @@
+"""The short way of a stream's plain text: from an engine's message to the connection in one call, while the reply's own task sleeps.
+
+A reply is a chain of generators that a task pulls. Waking it costs several times what a token's event does, so a chain that waits lends
+its `Outlet` to whoever brings tokens: `Service.generate` makes text of them, the outlet an event, and the event goes out at once. What is
+more than text (ends, logprobs, errors), and what the connection does not take now, goes through the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from pagoda.serving.api.connection import Connection
+
+Event = Callable[[str, Sequence[int]], bytes]
+"""What a reply sends for new text and its token ids; nothing where it sends nothing."""
+
+MARK = "\u0001"
+_encode = msgspec.json.Encoder().encode
+
+
+class Outlet:
+    """Of a stream with one sequence.
+
+    Attributes:
+        connection: set when the chain has begun to write there.
+        event: set by the reply before it asks the engine.
+    """
+
+    event: Event
+
+    def __init__(self) -> None:
+        self.connection = Connection()
+
+    def put(self, text: str, token_ids: Sequence[int]) -> None:
+        """Only while `connection.writable` and the chain waits for the engine."""
+        if event := self.event(text, token_ids):
+            self.connection.write_chunk(event)
+
+
+def around(marked: bytes) -> Callable[[str], bytes]:
+    """Makes events that differ in one text from one where it is `MARK`. Whatever a client chose stands before it."""
+    head, tail = marked.rsplit(_encode(MARK), 1)
+
+    def event(text: str) -> bytes:
+        return b"%b%b%b" % (head, _encode(text), tail) if text else b""
+
+    return event
