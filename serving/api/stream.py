@@ -25,20 +25,23 @@ _encode = msgspec.json.Encoder().encode
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """Await `work`; when the client goes first, cancel it and return None."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
+    presence = asyncio.timeout(None)  # it runs out when the client goes
+    watch = asyncio.ensure_future(_end_with(presence, receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        async with presence:
+            return await work
+    except TimeoutError:
+        if not presence.expired():
+            raise
+        return None
     finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        watch.cancel()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _end_with(presence: asyncio.Timeout, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    presence.reschedule(0)
 
 
 class JsonReply(Response):

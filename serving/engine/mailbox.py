@@ -45,20 +45,17 @@ class Mailbox:
         reader = self._reader
         if reader is None or reader.done() or not self._due():
             return
-        if self._plain is not None and not self._rich and self._taken(self._plain):
+        try:
+            taken = self._plain is not None and not self._rich and self._plain(self._pieces)  # type: ignore[arg-type]
+        except Exception as error:  # the reader raises it: other streams go on
+            self._error, taken = error, False
+        if taken:
             self._pieces.clear()
         else:
             self._wake(reader)
 
     def _due(self) -> bool:
         return self._rich or len(self._pieces) >= self._enough
-
-    def _taken(self, plain: Plain) -> bool:
-        try:
-            return plain(self._pieces)  # type: ignore[arg-type]
-        except Exception as error:  # its reader raises it: the other streams go on
-            self._error = error
-            return False
 
     def fail(self, error: PagodaError) -> None:
         """The reader gets this next, whatever was there before."""
