@@ -93,6 +93,27 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class Spread(Protocol):
+    """Extension of a device that is several chips behind one program: its tensors are seen whole, and lie in parts on the chips.
+
+    Where they lie changes no result. Collectives are put in by the device's compiler; the engine has one rank.
+    """
+
+    def lay(self, tensor: torch.Tensor, dim: int | None) -> None:
+        """Part a device tensor over the chips along `dim`; whole on each chip where `dim` is None, absent, or shorter than the chips are many."""
+        ...
+
+
+@runtime_checkable
+class Spreads(Protocol):
+    """A backend that opens several chips as one device: one process drives them all, so they are no ranks."""
+
+    def open_spread(self, index: int, chips: int) -> Device:
+        """The chips from `index` on as one device, with the extension `Spread`. Raises `DeviceError` where they are fewer."""
+        ...
+
+
+@runtime_checkable
 class Describes(Protocol):
     """A backend that says which device models it can describe."""
 

@@ -84,7 +84,7 @@ class KernelTable:
         key = (op, facts)
         if key not in self._runs:
             choice = self.choose(op, facts)
-            run = choice.chosen.load(facts)
+            run = _loaded(choice.chosen, facts)
             self._runs[key] = run if self._wrap is None else self._wrap(choice, run)
         return self._runs[key]
 
@@ -125,3 +125,15 @@ class KernelTable:
         if self.policy.batch_invariant and "batch_invariant" not in kernel.claims:
             return "does not claim batch invariance"
         return kernel.refuse(self.info, facts)
+
+
+def _loaded(kernel: Kernel, facts: Facts) -> KernelRun:
+    """Packages are looked for without an import, so a broken one is found here."""
+    try:
+        return kernel.load(facts)
+    except ImportError as error:
+        guilty = ", ".join(kernel.needs.packages) or kernel.implementation
+        raise KernelError(
+            f"kernel {kernel.name!r} of {kernel.op} does not load, although {guilty} is there: {error}; repair or uninstall it, or take"
+            f" another kernel with --kernel {kernel.op}=NAME"
+        ) from error

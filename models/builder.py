@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from pagoda.hal.comm import Communicator
-from pagoda.hal.device import Device
+from pagoda.hal.device import Device, Spread
 from pagoda.hal.errors import KernelError
 from pagoda.hal.kernel import Facts, Kernel, KernelRun
 from pagoda.hal.kv import DTYPE_BYTES
@@ -21,7 +21,7 @@ from pagoda.models.blocks.linear import Embedding, Linear
 from pagoda.models.blocks.norm import NormBlock
 from pagoda.models.fusion import RULES, Rule, Site
 from pagoda.models.loaded import Loaded
-from pagoda.models.parallel.shard import Role, Shard, Span
+from pagoda.models.parallel.shard import SPREAD, Role, Shard, Span
 from pagoda.models.spec import Norm
 from pagoda.ops.head_gemm import HeadGemmFacts
 from pagoda.ops.linear import EmbeddingFacts
@@ -158,7 +158,7 @@ class Builder:
             whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
             return whole if change is None else change(whole)
 
-        tensor = self._place(read())
+        tensor = self._place(read(), role)
         self.loaded.add(tensor)
         self._refill.append(lambda: tensor.copy_(read()))
         return tensor
@@ -181,7 +181,7 @@ class Builder:
         uses = self.format.linear(use)
         self.coarse |= any(piece.op != "gemm" for piece in uses)
         plain = uses[0].facts if len(uses) == 1 and self._chosen_bytes(uses[0]) is None else None
-        linear = Linear([self._piece(piece) for piece in uses], plain)
+        linear = Linear([self._piece(piece, role) for piece in uses], plain)
         if role == "vocab":
             return linear
         self.adaptable.update({f"{prefix}{name}": Part(rows, columns) for name, rows in parts.items()})
@@ -214,7 +214,7 @@ class Builder:
         whole = self.format.decoded(LinearUse(path, facts.dtype, columns.part, (part,)))
         nbytes = DTYPE_BYTES[facts.dtype] * facts.heads * facts.in_features * facts.out_features
         use = FormatUse("head_gemm", facts, whole.parts, lambda: {"weight": pick(whole.load()["weight"])}, nbytes)
-        kernel, packed = self._piece(use)
+        kernel, packed = self._piece(use, "column")
         return partial(kernel.run, packed) if self.loading else None
 
     def experts(self, path: str, facts: MoeMlpFacts, experts: Span, hidden: Span) -> tuple[KernelRun, Any]:
@@ -225,7 +225,7 @@ class Builder:
             if facts.bias:
                 self._want(f"{path}.{name}.bias", (experts.total, shape[0]), "expert")
         tensors = {name: self._tensors_of(f"{path}.{name}", facts.bias) for name in sizes}
-        return self._piece(self.format.experts(ExpertsUse(path, facts, experts.part, hidden.part, tensors)))
+        return self._piece(self.format.experts(ExpertsUse(path, facts, experts.part, hidden.part, tensors)), "expert")
 
     def embedding(self, path: str, vocab: Span, width: int, tied: bool = False) -> Embedding:
         """`tied`: `tied_head` will ask for the same table."""
@@ -233,7 +233,7 @@ class Builder:
         rows = -(-vocab.total // self.shard.world)
         facts = EmbeddingFacts(self.numerics.dtype, rows, width, self.shard.rank * rows, self.shard.world > 1, tied)
         use = self.format.embedding(EmbeddingUse(path, facts, vocab.part, self._tensors_of(path, False)))
-        tensors = self._load(use)
+        tensors = self._load(use, "vocab")
         self._table_bytes, self._table_rows = use.nbytes / rows, tensors.get("weight") if tied else None
         kernel, packed = self._packed(use, tensors)
         chosen = self._chosen(use)
@@ -251,7 +251,7 @@ class Builder:
             kernel: Any = self.kernel(uses[0].op, uses[0].facts)
             return Linear([(kernel, kernel.share(packed) if self.loading else None)])
         if len(uses) > 1 or layout is not None or uses[0].nbytes != self._table_bytes * len(vocab):
-            return Linear([self._piece(use) for use in uses])
+            return Linear([self._piece(use, "vocab") for use in uses])
         shared = {"weight": stored[: len(vocab)]} if stored is not None else {}
         return Linear([self._packed(uses[0], shared, shared=True)])
 
@@ -275,15 +275,15 @@ class Builder:
         site = self.sites.get((op, path))
         return site.on(self.table, page_size) if site is not None else None
 
-    def _piece(self, use: FormatUse) -> tuple[KernelRun, Any]:
-        return self._packed(use, self._load(use))
+    def _piece(self, use: FormatUse, role: Role) -> tuple[KernelRun, Any]:
+        return self._packed(use, self._load(use, role))
 
-    def _load(self, use: FormatUse) -> dict[str, torch.Tensor]:
+    def _load(self, use: FormatUse, role: Role) -> dict[str, torch.Tensor]:
         self.nbytes += use.nbytes
         if not self.loading:
             return {}
         # What a kernel repacks goes straight into its layout; the rest stays where it is put.
-        place = self._place if self._chosen_bytes(use) is None else self._move
+        place = partial(self._place, role=role) if self._chosen_bytes(use) is None else self._move
         return {name: place(tensor) for name, tensor in self._read(use).items()}
 
     def _read(self, use: FormatUse) -> Mapping[str, torch.Tensor]:
@@ -325,9 +325,13 @@ class Builder:
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.torch_device)
 
-    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _place(self, tensor: torch.Tensor, role: Role) -> torch.Tensor:
         assert self.device is not None
-        return self.device.memory.alloc(MemoryKind.WEIGHTS, tuple(tensor.shape), tensor.dtype).copy_(tensor)
+        placed = self.device.memory.alloc(MemoryKind.WEIGHTS, tuple(tensor.shape), tensor.dtype).copy_(tensor)
+        spread = self.device.extension(Spread)  # type: ignore[type-abstract]
+        if spread is not None:
+            spread.lay(placed, SPREAD[role])
+        return placed
 
     def _tensors_of(self, path: str, bias: bool) -> dict[str, StoredTensor]:
         names = (*self.format.names_of(path), *self.format.optional_names, *(("bias",) if bias else ()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pagoda.backends.cpu.kernels import cpu_kernels
+from pagoda.backends.torch_accelerator.packages import autoload_trouble
 from pagoda.backends.torch_host import machine
 from pagoda.hal.device import Device
 from pagoda.hal.errors import DeviceError
@@ -20,6 +21,9 @@ class CpuBackend:
     contract = CONTRACT_VERSION
 
     def probe(self) -> Probe:
+        broken = autoload_trouble()
+        if broken:
+            return Probe(False, broken)
         info = self.describe()
         size = info.memory_bytes / 2**30
         trouble = available()

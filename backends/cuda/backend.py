@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.backends.cuda.kernels import cuda_kernels
+from pagoda.backends.torch_accelerator.packages import autoload_trouble
 from pagoda.hal.device import Device
 from pagoda.hal.errors import DeviceError
 from pagoda.hal.info import CONTRACT_VERSION, DeviceInfo, Feature, Limits, Probe
@@ -24,6 +25,9 @@ class CudaBackend:
     contract = CONTRACT_VERSION
 
     def probe(self) -> Probe:
+        broken = autoload_trouble()
+        if broken:
+            return Probe(False, broken)
         count = len(_device_files())
         if not count:
             return Probe(False, "no NVIDIA GPU: /dev/nvidia0 is absent; install the driver, or give the container its GPUs")

@@ -9,6 +9,7 @@ from pathlib import Path
 from pagoda.backends.torch_accelerator.packages import installed
 from pagoda.backends.torch_accelerator.vendor import Vendor
 from pagoda.backends.tpu.kernels import tpu_kernels
+from pagoda.backends.tpu.torch_tpu import newer
 from pagoda.hal.device import Device
 from pagoda.hal.errors import DeviceError
 from pagoda.hal.info import CONTRACT_VERSION, DeviceInfo, Feature, Limits, Probe
@@ -55,7 +56,7 @@ class TpuBackend:
 
     def probe(self) -> Probe:
         if not simulated():
-            return self.vendor.probe()
+            return (newer(self.vendor) or self.vendor).probe()
         trouble, package = self.vendor.broken(), installed(self.vendor.package)
         if trouble or not package.usable:
             return Probe(False, trouble or f"PJRT_DEVICE=CPU asks for the CPU client, but {package.words}; {self.vendor.get}")
@@ -64,17 +65,34 @@ class TpuBackend:
     def devices(self) -> tuple[DeviceInfo, ...]:
         if not self.probe().available:
             return ()
-        from pagoda.backends.tpu.found import device_infos  # starts the runtime; a probe must not
+        from pagoda.backends.tpu.found import device_infos, newer_infos  # starts the runtime; a probe must not
 
+        vendor = newer(self.vendor)
+        if vendor is not None:
+            return newer_infos(vendor)
         return device_infos(self)
 
     def open(self, index: int = 0) -> Device:
         probe = self.probe()
         if not probe.available:
             raise DeviceError(probe.message)
-        from pagoda.backends.tpu.found import open_device  # the only place that imports vendor code
+        from pagoda.backends.tpu.found import open_device, open_newer  # the only place that imports vendor code
 
+        vendor = newer(self.vendor)
+        if vendor is not None:
+            return open_newer(vendor, index)
         return open_device(self, index)
+
+    def open_spread(self, index: int, chips: int) -> Device:
+        """See `Spreads`."""
+        probe = self.probe()
+        if not probe.available:
+            raise DeviceError(probe.message)
+        from pagoda.backends.tpu.found import open_spread
+
+        if newer(self.vendor) is not None:
+            raise DeviceError(f"{chips} chips in one program were asked for, which torch-xla alone can do: {self.vendor.get}")
+        return open_spread(self, index, chips)
 
     def describe(self, model: str | None = None) -> DeviceInfo:
         return STAND_IN if model == STAND_IN.model else self.vendor.describe(model)

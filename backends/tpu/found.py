@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 from pagoda.backends.torch_accelerator.device import checked_index
+from pagoda.backends.torch_accelerator.found import device_infos as newer_infos
+from pagoda.backends.torch_accelerator.found import open_device as open_newer
 from pagoda.backends.tpu.device import TpuDevice
 from pagoda.backends.tpu.runtime import Runtime
+from pagoda.backends.tpu.spread import SpreadDevice, SpreadRuntime
 from pagoda.hal.errors import DeviceError
 from pagoda.hal.info import DeviceInfo
+
+__all__ = ["device_infos", "newer_infos", "open_device", "open_newer", "open_spread"]
 
 if TYPE_CHECKING:
     from pagoda.backends.tpu.backend import TpuBackend
@@ -21,6 +26,15 @@ def open_device(backend: TpuBackend, index: int) -> TpuDevice:
     runtime = _runtime(backend)
     info = _info(backend, runtime, checked_index(backend.name, index, runtime.count()))
     return TpuDevice(runtime, info)
+
+
+def open_spread(backend: TpuBackend, index: int, chips: int) -> SpreadDevice:
+    """Start the runtime for one program over `chips` chips. Raises `DeviceError` where there are others than that."""
+    runtime = SpreadRuntime(chips, import_package=backend.vendor.import_package)
+    if index:
+        raise DeviceError(f"device {index} was asked for with {chips} chips: chips of one program are counted from 0; leave the number out")
+    one = _info(backend, runtime, 0)
+    return SpreadDevice(runtime, replace(one, memory_bytes=one.memory_bytes * chips))
 
 
 def device_infos(backend: TpuBackend) -> tuple[DeviceInfo, ...]:

@@ -12,12 +12,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from pagoda.hal.errors import ConfigError
 
 Role = Literal["column", "row", "vocab", "expert", "heads", "replicated"]
+
+SPREAD: Mapping[Role, int | None] = {"column": 0, "row": 1, "vocab": 0, "expert": 0, "heads": 0, "replicated": None}
+"""The same as a dimension of the stored tensor, for devices that part whole tensors over their chips; experts go whole there."""
 
 
 @dataclass(frozen=True)

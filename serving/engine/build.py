@@ -38,7 +38,7 @@ from pagoda.serving.engine.runner import Runner, RunnerLimits
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
 from pagoda.serving.engine.sizing import describe_model, in_whole_steps, media_rows, size
 from pagoda.serving.engine.spec.make import make_drafter
-from pagoda.serving.engine.target import Target, open_target
+from pagoda.serving.engine.target import Target, open_target, ranks
 from pagoda.serving.engine.transfer.make import StoreSpec, files_of, identity_of, make_connector, make_shelf
 from pagoda.serving.engine.transfer.shelves import Shelf
 from pagoda.serving.engine.transfer.store import StoreConnector
@@ -53,7 +53,7 @@ def engine_starter(config: EngineConfig) -> EngineStarter:
 
 def start_engine(config: EngineConfig, sink: Sink) -> Engine:
     """Load the model on all ranks; the loop is ready to `run`. Raises the `PagodaError` of whatever cannot work."""
-    builder, world = partial(build_runner, config), config.tensor_parallel_size
+    builder, world = partial(build_runner, config), ranks(config)
     executor = InProcessExecutor(builder) if world == 1 else MultiprocExecutor(builder, world)
     facts = executor.start()
     try:
@@ -84,7 +84,7 @@ def _store(config: EngineConfig, groups: tuple[CacheGroup, ...]) -> StoreSpec | 
         return None
     asked = [getattr(config, name) for name in ("load_format", "dtype", "kv_cache_dtype", "quantization", "seed", "hf_overrides", "kernel")]
     identity = identity_of(files_of(Path(config.model)), asked, config.device, groups)
-    return StoreSpec(config.storage, groups, identity, config.tensor_parallel_size)
+    return StoreSpec(config.storage, groups, identity, ranks(config))
 
 
 def build_runner(config: EngineConfig, topology: Topology, target: Target | None = None) -> Runner:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from typing import NamedTuple
 
-from pagoda.hal.device import Backend, Device, StandsIn
+from pagoda.hal.device import Backend, Device, Spreads, StandsIn
 from pagoda.hal.discovery import choose, find
 from pagoda.hal.info import DeviceInfo
 from pagoda.hal.table import KernelPolicy, KernelTable
@@ -22,7 +22,7 @@ class Target(NamedTuple):
 
     Attributes:
         why: the probe's sentence, or that it is described only.
-        sharing: ranks of the engine that live on this same device.
+        sharing: ranks of the engine that live on this same device. ranks: of the engine, a process each.
     """
 
     backend: Backend
@@ -31,6 +31,13 @@ class Target(NamedTuple):
     table: KernelTable
     why: str
     sharing: int = 1
+    ranks: int = 1
+
+
+def ranks(config: EngineConfig) -> int:
+    """How many an engine has: none beside the first where one process drives all the chips. Raises `DeviceError`."""
+    world = config.tensor_parallel_size
+    return 1 if world > 1 and isinstance(choose(config.device.partition(":")[0]).backend, Spreads) else world
 
 
 def open_target(config: EngineConfig, rank: int = 0, *, plan_only: bool = False) -> Target:
@@ -42,17 +49,24 @@ def open_target(config: EngineConfig, rank: int = 0, *, plan_only: bool = False)
     policy = KernelPolicy(config.kernel, config.strict_kernels, config.batch_invariant)
     name, _, which = config.device.partition(":")
     if plan_only and which and not which.isdigit():
-        return _described(name, which, policy)
+        return _described(name, which, policy)._replace(ranks=config.tensor_parallel_size)
     found = choose(name)
     first = int(which) if which.isdigit() else found.backend.describe(which).index if which else 0
-    own = len(found.backend.devices()) >= first + config.tensor_parallel_size
-    device = found.backend.open(first + rank if own else first)
+    device, sharing = _opened(found.backend, first, rank, config.tensor_parallel_size)
     kernel_store.use(device.info)
     wrap = None if config.kernel_log == "off" else wrapper(config.kernel_log, logging.getLogger("pagoda.kernels").info)
     if config.graphs == "piecewise":
         wrap = apart(device.graphs, wrap)
     table = kernel_table(found.backend, device.info, policy, wrap)
-    return Target(found.backend, device, device.info, table, found.probe.message, 1 if own else config.tensor_parallel_size)
+    return Target(found.backend, device, device.info, table, found.probe.message, sharing, ranks(config))
+
+
+def _opened(backend: Backend, first: int, rank: int, world: int) -> tuple[Device, int]:
+    """A rank's device, and how many ranks share it."""
+    if world > 1 and isinstance(backend, Spreads):
+        return backend.open_spread(first, world), 1
+    own = len(backend.devices()) >= first + world
+    return backend.open(first + rank if own else first), 1 if own else world
 
 
 def _described(name: str, model: str, policy: KernelPolicy) -> Target:

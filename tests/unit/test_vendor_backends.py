@@ -83,13 +83,17 @@ BROKEN = {
     "gaudi": ("habana-torch-plugin", "habana_frameworks", ""),
     "metal": ("torch-metal-extras", "torch_metal_extras", "[torch.backends]\nmetal_extras = torch_metal_extras:_autoload\n"),
     "tpu": ("torch-xla", "torch_xla", ""),
+    "tpu/newer": ("torch-tpu", "torch_tpu", "[torch.backends]\ntorch_tpu = torch_tpu:_autoload\n"),
+    "cuda": ("torch-cuda-extras", "torch_cuda_extras", "[torch.backends]\ncuda_extras = torch_cuda_extras:_autoload\n"),
+    "cpu": ("torch-cpu-extras", "torch_cpu_extras", "[torch.backends]\ncpu_extras = torch_cpu_extras:_autoload\n"),
 }
-"""Vendor → a distribution, its module, its entry points; metal's is a stranger's that torch loads by itself."""
+"""Vendor → a distribution, its module, its entry points; those of metal, cuda and cpu are strangers' that torch loads by itself."""
+KERNEL_PACKAGES = {"triton": ("triton", "triton", "")}
 
 
 def install_broken(name: str, site: Path) -> str:
     """Build and install a wheel whose library is missing; returns the distribution's name."""
-    distribution, module, points = BROKEN[name]
+    distribution, module, points = (BROKEN | KERNEL_PACKAGES)[name]
     stem = f"{distribution.replace('-', '_')}-9.9.1"
     wheel = site.parent / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -109,10 +113,36 @@ def test_an_installed_package_that_does_not_load_is_named(name: str, tmp_path: P
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]))
     loads.cache_clear()
-    probe = find(name).probe()
+    probe = find(name.partition("/")[0]).probe()
     loads.cache_clear()
     assert not probe.available
     for part in (f"{distribution} 9.9.1", "libvendor.so.1", f"pip uninstall {distribution}"):
         assert part in probe.message, probe.message
     if BROKEN[name][2]:
         assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in probe.message
+
+
+RESOLVE = """
+from pagoda.hal.discovery import find
+from pagoda.hal.errors import KernelError
+from pagoda.hal.table import KernelPolicy
+from pagoda.ops.norm import NormFacts
+from pagoda.ops.table import kernel_table
+backend = find("cuda")
+table = kernel_table(backend, backend.describe("h200"), KernelPolicy())
+try:
+    table.resolve("rms_norm", NormFacts("bfloat16", 256, 1e-6))
+except KernelError as error:
+    print(error)
+"""
+
+
+def test_a_kernel_whose_package_does_not_load_is_named(tmp_path: Path) -> None:
+    install_broken("triton", tmp_path / "site")
+    path = os.pathsep.join([str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", RESOLVE], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True
+    )
+    message = done.stdout.strip()
+    assert "\n" not in message and "kernel 'triton' of rms_norm does not load, although triton is there: libvendor.so.1" in message, message
+    assert "repair or uninstall it, or take another kernel with --kernel rms_norm=" in message
