@@ -100,7 +100,7 @@ class Spread(Protocol):
     """
 
     def lay(self, tensor: torch.Tensor, dim: int | None) -> None:
-        """Part a device tensor over the chips along `dim`; whole on each chip where `dim` is None, absent, or shorter than the chips are many."""
+        """Part a device tensor over the chips along `dim`; whole on each where `dim` is None, absent, or shorter than their number."""
         ...
 
 

@@ -72,27 +72,22 @@ class TpuBackend:
             return newer_infos(vendor)
         return device_infos(self)
 
-    def open(self, index: int = 0) -> Device:
+    def open(self, index: int = 0, chips: int = 1) -> Device:
         probe = self.probe()
         if not probe.available:
             raise DeviceError(probe.message)
-        from pagoda.backends.tpu.found import open_device, open_newer  # the only place that imports vendor code
+        from pagoda.backends.tpu.found import open_device, open_newer, open_spread  # the only place that imports vendor code
 
         vendor = newer(self.vendor)
-        if vendor is not None:
-            return open_newer(vendor, index)
-        return open_device(self, index)
+        if vendor is None:
+            return open_spread(self, index, chips) if chips > 1 else open_device(self, index)
+        if chips > 1:
+            raise DeviceError(f"{chips} chips in one program were asked for, which torch-xla alone can do: {self.vendor.get}")
+        return open_newer(vendor, index)
 
     def open_spread(self, index: int, chips: int) -> Device:
         """See `Spreads`."""
-        probe = self.probe()
-        if not probe.available:
-            raise DeviceError(probe.message)
-        from pagoda.backends.tpu.found import open_spread
-
-        if newer(self.vendor) is not None:
-            raise DeviceError(f"{chips} chips in one program were asked for, which torch-xla alone can do: {self.vendor.get}")
-        return open_spread(self, index, chips)
+        return self.open(index, chips)
 
     def describe(self, model: str | None = None) -> DeviceInfo:
         return STAND_IN if model == STAND_IN.model else self.vendor.describe(model)
