@@ -34,6 +34,15 @@ def most_stages(device: torch.device) -> int:
     return 2 if device.type != "cpu" and driver.active.get_current_target().backend == "hip" else 8
 
 
+@cache
+def waves_of_32(device: torch.device) -> bool:
+    """Whether AMD's matrix instructions run in waves of 32 (RDNA): each wave holds a whole tile of keys and of values in its registers."""
+    if device.type == "cpu":
+        return False
+    target = driver.active.get_current_target()
+    return bool(target.backend == "hip" and target.warp_size == 32)
+
+
 def early(device: torch.device) -> dict[str, Any]:
     """Arguments of a launch whose kernel has an `EARLY` parameter, and begins with `if EARLY:` letting the next one start and waiting."""
     return {"EARLY": True, "launch_pdl": True} if overlaps(device) else {"EARLY": False}
@@ -44,3 +53,4 @@ def forget() -> None:
     overlaps.cache_clear()
     shared_memory.cache_clear()
     most_stages.cache_clear()
+    waves_of_32.cache_clear()

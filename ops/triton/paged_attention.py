@@ -8,9 +8,9 @@ import torch
 import triton
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts, PagedBatch
-from pagoda.ops.triton.launch import early, most_stages, shared_memory
+from pagoda.ops.triton.launch import early, most_stages, shared_memory, waves_of_32
 from pagoda.ops.triton.paged_kernels import attend, attend_shared, merge
-from pagoda.ops.triton.tiles import SHARED, Tile, tile_of
+from pagoda.ops.triton.tiles import SHARED, Tile, in_registers, tile_of
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 PROGRAMS = 512
@@ -95,6 +95,8 @@ class PagedAttention(PlainKernel):
         dim, nbytes = max(self.block_d, self.block_dv), 4 if facts.dtype == "float32" else 2
         device, requests = batch.seq_lens.device, batch.seq_lens.shape[0]
         chosen = tile or tile_of(rows, dim, nbytes, facts.page_size, shared_memory(device), self.half, requests)
+        if tile is None and waves_of_32(device):
+            chosen = in_registers(chosen, dim)
         stages = min(chosen.stages, most_stages(device))
         chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(self.group)), stages=stages)
         shared = self._shared(batch) if single else 0
@@ -183,6 +185,7 @@ class PagedAttention(PlainKernel):
                        partial: torch.Tensor, lse: torch.Tensor) -> None:  # fmt: skip
         facts, batch, requests = self.facts, part.batch, part.batch.seq_lens.shape[0]
         tile = SHARED if facts.dtype != "float32" else SHARED._replace(rows=64, keys=32, descriptor=False)
+        tile = in_registers(tile, max(self.block_d, self.block_dv)) if waves_of_32(q.device) else tile
         tile = tile._replace(stages=min(tile.stages, most_stages(q.device)))
         described, keys, values = self._pages(k_pages, v_pages, tile)
         attend_shared[(-(-requests * self.group // tile.rows), facts.num_kv_heads, part.shared)](

@@ -47,6 +47,11 @@ SHARED = Tile(128, 64, 4, 3, True)
 """For keys that decodes share: many rows meet each tile, as in a prompt."""
 
 
+def in_registers(tile: Tile, dim: int) -> Tile:
+    """The tile for waves of 32, each of which holds all its keys and values: as many, of heads of `dim` numbers, as 256 registers take."""
+    return tile._replace(rows=min(tile.rows, 64), keys=32 if dim <= 64 else 16, warps=4, stages=1, descriptor=False)
+
+
 def latent_tile(rows: int, width: int, shared: int) -> Tile:
     """The tile for attention over latents, whose keys are the values too, `width` numbers of 16 bits. Of its stages a look-up of the page
     takes every other one, so that two tiles are there at a time."""
