@@ -120,7 +120,7 @@ class MediaDesk:
             self._held.move_to_end(item.digest)
             self._used.add(item.digest)
             return True
-        if (self._made and self._made + item.length > self.store.per_step) or not self._room(item.length):
+        if (self._jobs and self._waits(item)) or not self._room(item.length):
             return False
         rows, self._free = self._free[: item.length], self._free[item.length :]
         self._held[item.digest] = rows
@@ -128,6 +128,11 @@ class MediaDesk:
         self._made += item.length
         self._jobs.append(EncodeJob(rows, request.prompt[item.offset : item.end], item.tensors, item.digest))
         return True
+
+    def _waits(self, item: MediaItem) -> bool:
+        """One after another while others decode: their next token waits for one item, however many came."""
+        decodes = self.slots.active & (self.slots.total > self.slots.prompt)
+        return self._made + item.length > self.store.per_step or bool(decodes.any())
 
     def _room(self, count: int) -> bool:
         """Whether so many rows are free, after taking those of items that no row of this step needs."""

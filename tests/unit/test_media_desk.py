@@ -55,6 +55,18 @@ def test_a_step_encodes_no_more_than_its_budget_and_others_go_on() -> None:
     assert desk(20, 4, False, a).clip(a, 0, 12) == 12  # alone, one that is larger than the budget
 
 
+def test_while_others_decode_a_step_encodes_one_image() -> None:
+    a, b, text = request("a", (b"x", 2, 3), (b"z", 20, 3)), request("b", (b"y", 2, 3)), request("c")
+    made = desk(20, 12, False, a, b, text)
+    made.slots.total[2] = 41  # one token beyond its prompt
+    assert step(made, (0, 0, 30), (1, 0, 12), (2, 40, 1))[:2] == ([20, 2, 1], 1)
+    assert step(made, (0, 20, 10), (1, 2, 10), (2, 41, 1))[:2] == ([10, 0, 1], 1)
+    made.slots.active[2] = False  # nobody waits for a token
+    assert step(made, (1, 2, 10))[:2] == ([10], 1)
+    both = desk(20, 12, False, a, b)
+    assert step(both, (0, 0, 30), (1, 0, 12))[:2] == ([30, 12], 3)
+
+
 def test_the_same_image_of_two_requests_is_encoded_once_and_what_was_used_last_stays() -> None:
     a, b, c = request("a", (b"x", 0, 8)), request("b", (b"x", 3, 8)), request("c", (b"y", 0, 8), (b"z", 20, 8))
     made = desk(20, 40, False, a, b, c)
