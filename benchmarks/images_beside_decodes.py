@@ -2,9 +2,10 @@
 
     python benchmarks/images_beside_decodes.py [--images 4] [--every 0.75] [--seconds 20] [--output FILE]
 
-A random model that sees (a CLIP tower of 10.6 M weights, 256 patches an image; a small Llama) runs on the CPU in this process. Eight requests
-write; every so many seconds one comes whose prompt has several new images, and is answered with a token. Pixels are made beforehand, so it is the
-encoder and the prompts that stand between two tokens. Printed: gaps (p50, p99, largest) in both phases and what encoding one image takes alone.
+A random model that sees (a CLIP tower of 10.6 M weights, 256 patches an image; a small Llama) runs on the CPU in this process. Eight
+requests write; every so many seconds one comes whose prompt has several new images, and is answered with a token. Pixels are made
+beforehand, so it is the encoder and the prompts that stand between two tokens. Printed: gaps (p50, p99, largest) in both phases, and
+what a request with one image takes alone.
 """
 
 from __future__ import annotations
