@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -32,7 +34,8 @@ class Matcher(Protocol):
         ...
 
     def fill(self, row: IntArray) -> None:
-        """Write which tokens may follow: `[ceil(V/32)]` int32, bit i of word w is token 32w + i. At the end only stop tokens may."""
+        """Write into zeros which tokens may follow: `[ceil(V/32)]` int32, bit i of word w is token 32w + i; at the end only stop tokens.
+        Matchers of several sequences are asked in several threads at once."""
         ...
 
 
@@ -51,22 +54,58 @@ class GrammarMasks(NamedTuple):
     bits: IntArray
 
 
-def masks(ledger: Ledger, slots: IntArray, sampled: BoolArray, vocab: int, parents: IntArray | None = None) -> GrammarMasks | None:
-    """For the rows of a plan that sample under a grammar; None where there is no such row.
+class MaskFiller:
+    """Makes the masks of a step: a second thread fills every other row's, since the libraries let the interpreter go while they do."""
 
-    Such rows are bound: all their tokens are known when the next one is planned. Drafts that the grammar refuses, and what follows
-    them, get no mask: their samples never count. `parents`: the plan's.
-    """
-    rows = np.flatnonzero(ledger.slots.follows[slots] & sampled).tolist()
-    if not rows:
-        return None
-    found: list[tuple[int, int, IntArray]] = []
-    for row in rows:
-        slot = int(slots[row])
-        nodes = _nodes(ledger, slot, parents[row] if parents is not None else np.empty(0, np.int32))
-        found += ((row, node, mask) for node, mask in _masks_of(matcher_of(ledger, slot), nodes, (vocab + 31) // 32))
-    numbers = np.array([(row, node) for row, node, _ in found], np.int32)
-    return GrammarMasks(numbers[:, 0], numbers[:, 1], np.stack([mask for _, _, mask in found]))
+    def __init__(self, vocab: int) -> None:
+        self._words = (vocab + 31) // 32
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="masks")  # the thread begins with the first work
+
+    def __call__(self, ledger: Ledger, slots: IntArray, sampled: BoolArray, parents: IntArray | None = None) -> GrammarMasks | None:
+        """For the rows of a plan that sample under a grammar; None where there is no such row.
+
+        Such rows are bound: all their tokens are known when the next one is planned. Drafts that the grammar refuses, and what follows
+        them, get no mask: their samples never count. `parents`: the plan's.
+        """
+        rows = np.flatnonzero(ledger.slots.follows[slots] & sampled).tolist()
+        if not rows:
+            return None
+        work = [self._work(ledger, row, int(slots[row]), parents[row] if parents is not None else _NOBODY) for row in rows]
+        places = np.cumsum([0, *(1 + len(one.nodes) for one in work)]).tolist()
+        bits = np.zeros((places[-1], self._words), np.int32)
+        for one, first, end in zip(work, places, places[1:], strict=False):
+            one.out = bits[first:end]
+        self._fill(work)
+        numbers = np.array([(one.row, node) for one in work for node in one.filled], np.int32)
+        kept = [first + node for one, first in zip(work, places, strict=False) for node in one.filled]
+        return GrammarMasks(numbers[:, 0], numbers[:, 1], bits if len(kept) == len(bits) else bits[kept])
+
+    def _work(self, ledger: Ledger, row: int, slot: int, parents: IntArray) -> _Work:
+        return _Work(row, matcher_of(ledger, slot), _nodes(ledger, slot, parents))
+
+    def _fill(self, work: list[_Work]) -> None:
+        if len(work) < WORTH_A_THREAD:
+            return _fill_all(work)
+        helped = self._helper.submit(_fill_all, work[1::2])
+        _fill_all(work[::2])
+        helped.result()
+
+
+WORTH_A_THREAD = 4
+"""Rows with masks below which handing half of them over takes longer than it saves."""
+
+_NOBODY: IntArray = np.empty(0, np.int32)
+
+
+@dataclass
+class _Work:
+    """A row's masks: `nodes` are its drafts, `out` `[1 + drafts, words]`; `filled` says which nodes have one, ascending."""
+
+    row: int
+    matcher: Matcher
+    nodes: list[tuple[int, int]]
+    out: IntArray = field(default_factory=lambda: _NOBODY)
+    filled: list[int] = field(default_factory=list)
 
 
 def matcher_of(ledger: Ledger, slot: int) -> Matcher:
@@ -89,21 +128,25 @@ def _nodes(ledger: Ledger, slot: int, parents: IntArray) -> list[tuple[int, int]
     return list(zip(state.tokens[slot, known : known + count].tolist(), parents[:count].tolist(), strict=True))
 
 
-def _masks_of(matcher: Matcher, nodes: list[tuple[int, int]], words: int) -> list[tuple[int, IntArray]]:
+def _fill_all(work: list[_Work]) -> None:
+    for one in work:
+        _fill_row(one)
+
+
+def _fill_row(work: _Work) -> None:
     """A mask after the known tokens (node 0) and after each draft that may be there (1 + its place)."""
+    matcher, nodes = work.matcher, work.nodes
     children: dict[int, list[int]] = {}
     for place, (_, parent) in enumerate(nodes):
         children.setdefault(parent, []).append(place)
-    found: list[tuple[int, IntArray]] = []
 
     def visit(place: int) -> None:
-        mask = np.zeros(words, np.int32)
-        matcher.fill(mask)
-        found.append((place + 1, mask))
+        matcher.fill(work.out[place + 1])
+        work.filled.append(place + 1)
         for child in children.get(place, ()):
             if matcher.advance(nodes[child][0]):
                 visit(child)
                 matcher.go_back()
 
     visit(-1)
-    return sorted(found, key=lambda one: one[0])
+    work.filled.sort()

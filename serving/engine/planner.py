@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pagoda.serving.engine.admission import Admitted, Admitter, make_admission
 from pagoda.serving.engine.bursts import BurstRule
-from pagoda.serving.engine.grammar import masks
+from pagoda.serving.engine.grammar import MaskFiller
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.plan import ON_DEVICE, Admission, IntArray, StepPlan
 from pagoda.serving.engine.sequence import State
@@ -32,7 +32,7 @@ class Planner:
         self._threshold = threshold
         self._bursts = bursts
         self._speculator = speculator
-        self._vocab = vocab
+        self._masks = MaskFiller(vocab)
         self._step = 0
 
     def plan(self, idle: bool) -> StepPlan | None:
@@ -156,7 +156,7 @@ class Planner:
         drafts = self._speculator.columns(slots) if self._speculator is not None else None
         sampled = ends == total + drafted
         crosses = self._ledger.crosses
-        grammars = masks(self._ledger, slots, sampled, self._vocab, drafts[1] if drafts is not None else None)
+        grammars = self._masks(self._ledger, slots, sampled, drafts[1] if drafts is not None else None)
         plan = StepPlan(
             step=self._step,
             slots=slots,

@@ -73,5 +73,6 @@ def _grammar(plan: StepPlan, samples: Samples) -> tuple[LongArray, IntArray | No
     if plan.mask_rows is None or plan.masks is None:
         return np.empty(0, np.int64), None
     kept = np.isin(plan.mask_rows, samples.rows)
+    masks = plan.masks if kept.all() else plan.masks[kept]
     firsts = np.searchsorted(samples.rows, plan.mask_rows[kept])
-    return firsts if plan.mask_nodes is None else firsts + plan.mask_nodes[kept], plan.masks[kept]
+    return firsts if plan.mask_nodes is None else firsts + plan.mask_nodes[kept], masks

@@ -24,7 +24,7 @@ OPS = ("sample", "penalize", "apply_token_bitmask", "top_logprobs")
 
 
 def sampling_facts(vocab: int, dtype: str = "float32") -> SamplingFacts:
-    """Their facts: what is edited is float32 whatever the model computes in; `sample` takes logits as they come."""
+    """Their facts: what is added to is float32 whatever the model computes in; masks and `sample` take logits as they come."""
     return SamplingFacts(dtype, vocab)
 
 
@@ -57,9 +57,9 @@ class Sampler:
     """
 
     def __init__(self, device: Device, table: KernelTable, vocab: int, slots: int) -> None:
-        self._penalize, self._bitmask, self._top_logprobs = (table.resolve(op, sampling_facts(vocab)).run for op in OPS[1:])
         self._table, self._vocab = table, vocab
-        self._kinds: dict[torch.dtype, Callable[..., Any]] = {}
+        self._kinds: dict[tuple[str, torch.dtype], Callable[..., Any]] = {}
+        self._penalize, self._top_logprobs = (self._kernel(op, torch.float32) for op in ("penalize", "top_logprobs"))
         self._counts = TokenCounts(device, vocab, slots)
 
     def state(self) -> tuple[torch.Tensor, ...]:
@@ -73,7 +73,7 @@ class Sampler:
             self._counts.admit(admission)
 
     def __call__(self, logits: torch.Tensor, batch: StepBatch) -> Sampled:
-        """logits `[S, V]` → a token a row."""
+        """logits `[S, V]` → a token a row; masks may have been laid over them."""
         tokens, bad = self.draw(self._edited(logits, batch), batch)
         if batch.use & Use.PENALTY:
             rows = batch.views["penalty_rows"]
@@ -87,7 +87,7 @@ class Sampler:
     def draw(self, logits: torch.Tensor, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """One token a row, and whether the row holds NaN; nothing here depends on how many rows want what, so that it can be captured."""
         if not batch.use & Use.RANDOM:
-            return self._sample(logits.dtype)(logits, _GREEDY)
+            return self._kernel("sample", logits.dtype)(logits, _GREEDY)
         views = batch.views
         rows = SamplingRows(
             temperature=views["temperature"],
@@ -98,13 +98,13 @@ class Sampler:
             position=views["draws"],
             any_filter=bool(batch.use & Use.FILTER),
         )
-        return self._sample(logits.dtype)(logits, rows)
+        return self._kernel("sample", logits.dtype)(logits, rows)
 
-    def _sample(self, dtype: torch.dtype) -> Callable[..., Any]:
-        if dtype not in self._kinds:
+    def _kernel(self, op: str, dtype: torch.dtype) -> Callable[..., Any]:
+        if (op, dtype) not in self._kinds:
             facts = sampling_facts(self._vocab, str(dtype).removeprefix("torch."))
-            self._kinds[dtype] = self._table.resolve("sample", facts).run
-        return self._kinds[dtype]
+            self._kinds[op, dtype] = self._table.resolve(op, facts).run
+        return self._kinds[op, dtype]
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, k: int) -> Logprobs:
         """Of `tokens` `[N]` under raw `logits` `[N, V]`."""
@@ -114,7 +114,9 @@ class Sampler:
         views = batch.views
         if not any(name in views for name in ("mask_rows", "edit_rows", "penalty_rows")):
             return logits
-        logits = logits.to(torch.float32, copy=True)
+        # Masks alone are laid over the logits where they are: nobody reads the raw ones again but logprobs.
+        if batch.use & Use.LOGPROBS or "edit_rows" in views or "penalty_rows" in views:
+            logits = logits.to(torch.float32, copy=True)
         if "mask_rows" in views:
             logits = self._masked(logits, batch)
         if "edit_rows" in views:
@@ -132,9 +134,9 @@ class Sampler:
     def _masked(self, logits: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         rows, masks = batch.views["mask_rows"], batch.views["masks"]
         if len(rows) == len(logits):  # each row has one
-            return self._bitmask(logits, masks)
+            return self._kernel("apply_token_bitmask", logits.dtype)(logits, masks)
         real = slice(len(rows)) if len(rows) == batch.num_samples else rows
-        logits[real] = self._bitmask(logits[real], masks)
+        logits[real] = self._kernel("apply_token_bitmask", logits.dtype)(logits[real], masks)
         return logits
 
     def _penalty_slots(self, batch: StepBatch) -> torch.Tensor:

@@ -121,6 +121,8 @@ class SamplingSlots:
     def masks(self, slots: IntArray, grammar_rows: LongArray, grammar: IntArray | None) -> tuple[LongArray, IntArray]:
         """Bitmasks of these slots and the rows they belong to: allowed token ids, combined with a grammar's masks."""
         allowed_rows = self.rows_with(slots, Use.ALLOWED)
+        if not len(allowed_rows) and grammar is not None:
+            return grammar_rows.astype(np.int64), grammar
         rows = np.union1d(allowed_rows, grammar_rows).astype(np.int64)
         masks = np.full((len(rows), (self.vocab + 31) // 32), -1, np.int32)
         for row in allowed_rows:

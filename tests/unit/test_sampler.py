@@ -269,3 +269,20 @@ def test_logits_of_the_models_dtype_give_the_tokens_of_the_same_numbers_in_float
     assert torch.equal(found.tokens, wanted.tokens)
     assert found.logprobs is not None and wanted.logprobs is not None
     assert all(torch.equal(a, b) for a, b in zip(found.logprobs, wanted.logprobs, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masks_leave_the_logits_that_logprobs_are_of(dtype: torch.dtype) -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4)).to(dtype)
+    bench, allowed = Bench(), (5, 40, 96)
+    for slot, params in enumerate((SamplingParams(temperature=0.0), SamplingParams(temperature=0.0, allowed_token_ids=allowed))):
+        bench.admit(slot, params)
+    bench.admit(2, SamplingParams(temperature=0.0, allowed_token_ids=allowed, logprobs=2))
+    best = [max(allowed, key=lambda token, row=row: float(row[token])) for row in logits]  # type: ignore[misc]
+    expected = [int(logits[0].argmax()), *best[1:]]
+    assert bench.sample(logits[:2].clone(), [0, 1], [0, 0]).tokens.tolist() == expected[:2]
+    sampled = bench.sample(logits.clone(), [0, 1, 2], [0, 0, 0])
+    assert sampled.tokens.tolist() == expected and sampled.logprobs is not None
+    raw = logits[2].double().log_softmax(-1)
+    assert float(sampled.logprobs.own[0]) == pytest.approx(float(raw[best[2]]), abs=1e-5)
+    assert sampled.logprobs.top_ids[0].tolist() == raw.topk(2).indices.tolist()
