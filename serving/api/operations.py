@@ -62,6 +62,7 @@ class Operations:
             "max_model_len": facts.max_model_len,
             "device": facts.device,
             "modalities": facts.modalities,
+            "sampling_defaults": dict(self._service.card.sampling_defaults),
         }
         stats = asdict(await self._stats())
         alive = self._service.dead is None and not self._service.draining

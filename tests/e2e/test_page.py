@@ -57,6 +57,23 @@ def number(browser, key):
     return float(text.split()[0]) if text != "–" else 0.0
 
 
+FILL = """
+for (const [id, value] of Object.entries(arguments[0])) {
+  const box = document.getElementById(id);
+  box.value = value; box.dispatchEvent(new Event("input", { bubbles: true }));
+}
+"""
+
+
+def fill(browser, **values):
+    """Settings by their ids."""
+    browser.execute_script(FILL, {name.replace("__", "-"): value for name, value in values.items()})
+
+
+def sent(browser, index=-1):
+    return json.loads(browser.execute_script("return sent.at(arguments[0])", index))
+
+
 def working(browser):
     return bool(browser.find_elements(By.CSS_SELECTOR, ".working"))
 
@@ -137,9 +154,7 @@ def test_every_control_has_a_name(browser):
 def test_the_default_model_answers_on_the_page(browser, server):
     browser.get(server.where + "/")
     until(lambda: "smollm2" in browser.find_element(By.ID, "model").text, "the model's name")
-    browser.execute_script(
-        "const t = document.getElementById('temperature'); t.value = 0; t.dispatchEvent(new Event('input', {bubbles: true}))"
-    )
+    fill(browser, temperature=0)
     say(browser, "What is the capital of France? Answer in one short sentence.")
     until(lambda: answer(browser) and not working(browser), "an answer", 60)
     assert "Paris" in answer(browser)
@@ -229,3 +244,142 @@ def test_reasoning_is_folded_and_models_without_eyes_take_no_images(browser):
         thoughts.find_element(By.TAG_NAME, "summary").click()
         assert "Two and two." in answer(browser) and previews(browser) == []
         assert errors_of(browser) == []
+
+
+@pytest.mark.heavy
+def test_a_tool_call_of_a_real_stream_is_shown_and_answered(browser, server):
+    browser.get(server.where + "/")
+    until(lambda: browser.find_element(By.ID, "state").text == "ready", "the server's state")
+    browser.execute_script(LISTEN)
+    browser.execute_script("document.getElementById('example').click()")
+    fill(browser, temperature=0, choice="once", limit=120)
+    say(browser, "How is the weather in Rome?")
+    form = until(lambda: browser.find_elements(By.CSS_SELECTOR, ".results"), "a call", 60)[0]
+    assert (sent(browser)["tool_choice"], sent(browser)["tools"][0]["function"]["name"]) == ("required", "weather")
+    assert sent(browser)["parallel_tool_calls"] is False
+    assert form.find_element(By.CSS_SELECTOR, "h3 code").text == "weather"
+    shown = form.find_element(By.CSS_SELECTOR, ".arguments").text
+    arguments = json.loads(shown)
+    assert arguments["unit"] in ("celsius", "fahrenheit") and shown == json.dumps(arguments, indent=2, ensure_ascii=False)
+    box = form.find_element(By.TAG_NAME, "textarea")
+    assert box.accessible_name == "Result of weather" and browser.switch_to.active_element == box
+    fill(browser, choice="none")
+    box.send_keys("21 degrees, clear", Keys.TAB, Keys.ENTER)
+    until(lambda: answer(browser) and not working(browser), "an answer", 60)
+    asked, call, result = sent(browser)["messages"]
+    assert asked["role"] == "user" and json.loads(call["tool_calls"][0]["function"]["arguments"]) == arguments
+    assert result == {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "21 degrees, clear"}
+    assert browser.find_element(By.CSS_SELECTOR, ".call .got").text == "21 degrees, clear"
+    assert errors_of(browser) == []
+
+
+PIECES = """
+const say = delta => "data: " + JSON.stringify({ choices: [{ index: 0, delta: { tool_calls: [{ index: 0, ...delta }] } }] }) + "\\n\\n";
+const real = fetch, wait = ms => new Promise(done => setTimeout(done, ms)), bytes = text => new TextEncoder().encode(text);
+fetch = (...a) => String(a[0]).endsWith("completions") ? Promise.resolve(new Response(new ReadableStream({ async start(out) {
+  out.enqueue(bytes(say({ id: "c1", function: { name: "rain", arguments: "" } }) + say({ function: { arguments: '{"city": "R' } })));
+  await new Promise(done => { window.onwards = done; });
+  out.enqueue(bytes(say({ function: { arguments: 'ome"}' } }) + "data: [DONE]\\n\\n")); out.close();
+} }))) : real(...a);
+"""
+
+
+@pytest.mark.heavy
+def test_arguments_are_shown_as_they_come(browser):
+    with ServerProcess.toy() as server:
+        browser.get(server.where + "/")
+        browser.execute_script(PIECES)
+        say(browser, "Rain?")
+        shown = until(lambda: browser.find_elements(By.CSS_SELECTOR, ".arguments"), "a call")
+        assert shown[0].text == '{"city": "R'
+        browser.execute_script("onwards()")
+        until(lambda: browser.find_elements(By.CSS_SELECTOR, ".results"), "its end")
+        assert browser.find_element(By.CSS_SELECTOR, ".arguments").text == '{\n  "city": "Rome"\n}'
+
+
+@pytest.mark.heavy
+def test_settings_reach_the_request_and_empty_ones_are_the_servers(browser):
+    with ServerProcess.toy() as server:
+        browser.get(server.where + "/")
+        until(lambda: browser.find_element(By.ID, "repetition_penalty").get_attribute("placeholder") == "1", "the defaults")
+        browser.execute_script(LISTEN)
+        say(browser, "one")
+        until(lambda: answer(browser) and not working(browser), "an answer")
+        numbers = {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 7}
+        numbers |= {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1}
+        assert not numbers.keys() & sent(browser).keys() and "response_format" not in sent(browser)
+        fill(browser, **numbers, stop__texts="END\n###", system="Be brief.", limit=9, tools="[oops")
+        say(browser, "two")
+        alert = until(lambda: browser.find_elements(By.CSS_SELECTOR, "[role=alert]"), "what is wrong")
+        assert "not JSON" in alert[0].text and browser.find_element(By.ID, "tools").get_attribute("aria-invalid") == "true"
+        fill(browser, tools="", form="json_schema", schema='{"type": "object"}')
+        browser.find_element(By.ID, "text").clear()
+        browser.execute_script("try { again() } catch {}")
+        body = until(lambda: (found := sent(browser)).get("seed") and found, "the request")
+        assert {name: body[name] for name in numbers} == numbers and (body["stop"], body["max_tokens"]) == (["END", "###"], 9)
+        assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+        assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
+        browser.refresh()
+        assert browser.find_element(By.ID, "top_k").get_attribute("value") == "40"
+
+
+FOCUS = """
+const node = document.activeElement, style = getComputedStyle(node.id === "text" ? node.closest("form") : node);
+return [node.id || node.localName, node.id === "text" ? style.borderTopColor : style.outlineStyle];
+"""
+
+
+@pytest.mark.heavy
+def test_a_chat_by_keyboard_alone(browser):
+    with ServerProcess.toy() as server:
+        browser.get(server.where + "/")
+        until(lambda: browser.find_element(By.ID, "state").text == "ready", "the server's state")
+        keys = webdriver.ActionChains(browser)
+        keys.send_keys("hello", Keys.ENTER).perform()
+        until(lambda: "hello" in answer(browser) and not working(browser), "an answer")
+        log = browser.find_element(By.ID, "log")
+        assert (log.get_attribute("aria-live"), log.get_attribute("aria-busy")) == ("polite", "false")
+        order = []
+        while len(order) < 60:
+            webdriver.ActionChains(browser).key_down(Keys.SHIFT).send_keys(Keys.TAB).key_up(Keys.SHIFT).perform()
+            name, outline = browser.execute_script(FOCUS)
+            assert outline != "none", name
+            order.append(name)
+            if name == "theme":
+                break
+        wanted = ["theme", "new", "system", "limit", "temperature", "top_p", "seed", "key", "log"]
+        assert [name for name in reversed(order) if name in wanted] == wanted
+        before = browser.execute_script("return document.documentElement.dataset.theme")
+        webdriver.ActionChains(browser).send_keys(Keys.ENTER).perform()
+        assert browser.execute_script("return document.documentElement.dataset.theme") != before
+
+
+CONTRAST = """
+const linear = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+const light = css => { const [r, g, b] = css.match(/[\\d.]+/g).slice(0, 3).map(linear); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const ground = node => {
+  for (; node; node = node.parentElement) {
+    const css = getComputedStyle(node).backgroundColor;
+    if (!/, 0\\)|transparent/.test(css)) return css;
+  }
+};
+return [...document.querySelectorAll("body *")].filter(node => node.checkVisibility() && node.getClientRects().length
+    && [...node.childNodes].some(child => child.nodeType === 3 && child.data.trim())).map(node => {
+  const [a, b] = [light(getComputedStyle(node).color), light(ground(node))].sort((x, y) => y - x);
+  return [(a + 0.05) / (b + 0.05), node.outerHTML.slice(0, 120)];
+}).filter(([ratio]) => ratio < 4.5);
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_the_systems_theme_is_followed_and_can_be_read(browser, scheme):
+    with ServerProcess.toy() as server:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+        browser.get(server.where + "/")
+        until(lambda: browser.find_element(By.ID, "state").text == "ready", "the server's state")
+        assert browser.execute_script("return document.documentElement.dataset.theme") == scheme
+        say(browser, "a `word` of **weight**\n")
+        until(lambda: answer(browser) and not working(browser), "an answer")
+        browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
+        assert browser.execute_script(CONTRAST) == []
