@@ -38,8 +38,8 @@ Made by `python ci/json_schema_bench.py FOLDER --count {count}` from the schemas
 
 {count} schemas of 1,000 bytes and more, spread over their sources. *kept*: the grammar takes every valid instance and no invalid one;
 *narrower*: no invalid one, but it leaves out valid ones too; *refused*: the request gets a 400 which names the feature. No grammar takes an
-invalid instance. *outputs*: what SmolLM2-135M-Instruct wrote at temperature 1 under each grammar, ended within {tokens} tokens, and of those
-how many `jsonschema` finds valid.
+invalid instance. *outputs*: what SmolLM2-135M-Instruct wrote at temperature 1 under each grammar, ended within {tokens} tokens, and how
+many of those `jsonschema` finds valid.
 
 """
 

@@ -258,13 +258,16 @@ class MoeMlp(PlainKernel):
         return sum_choices(facts, parts, ids, x.dtype)
 
     def _tile(self, pairs: int, device: torch.device) -> _Tile:
-        return _tile(pairs / self.facts.experts)
+        return self._fitting(_tile(pairs / self.facts.experts), device)
+
+    def _fitting(self, tile: _Tile, device: torch.device) -> _Tile:
+        """The tile with as many of its stages as a program's shared memory holds: AMD has 64 KiB."""
+        stage = (tile.rows + 2 * tile.up[0]) * tile.up[1] * (4 if self.facts.dtype == "float32" else 2)  # both halves of the weights
+        return tile._replace(stages=max(1, min(tile.stages, shared_memory(device) // stage)))
 
 
 class MoeMlpFixed(MoeMlp):
     """The same with one tile for any number of choices: a token's sums are taken in one order, whoever else is there."""
 
     def _tile(self, pairs: int, device: torch.device) -> _Tile:
-        size = 4 if self.facts.dtype == "float32" else 2
-        stage = (64 + 2 * 64) * 64 * size  # rows, and both halves of the weights
-        return _Tile(64, (64, 64), (64, 64), 4, max(1, min(8 // size, shared_memory(device) // stage)))
+        return self._fitting(_Tile(64, (64, 64), (64, 64), 4, 4 if self.facts.dtype != "float32" else 2), device)
