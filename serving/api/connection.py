@@ -15,6 +15,8 @@ CONNECTION = "pagoda.connection"
 class Connection:
     """A client's connection. Attribute `writable`: it is open, and no more waits for the client than may."""
 
+    __slots__ = ("_write", "writable")
+
     def __init__(self) -> None:
         self.writable = False
         self._write: Callable[[bytes], None]

@@ -20,22 +20,18 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Outlet:
-    """Of a stream with one sequence.
+    """Of a stream with one sequence. May be written to while `connection.writable` and the chain waits for the engine.
 
     Attributes:
         connection: set when the chain has begun to write there.
         event: set by the reply before it asks the engine.
     """
 
+    __slots__ = ("connection", "event")
     event: Event
 
     def __init__(self) -> None:
         self.connection = Connection()
-
-    def put(self, text: str, token_ids: Sequence[int]) -> None:
-        """Only while `connection.writable` and the chain waits for the engine."""
-        if event := self.event(text, token_ids):
-            self.connection.write_chunk(event)
 
 
 def around(marked: bytes) -> Callable[[str], bytes]:

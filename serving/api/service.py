@@ -279,9 +279,11 @@ def short_way(text: RequestText, timer: RequestTimer, outlet: Outlet) -> Plain:
     """What `Service.generate` does with plain tokens while its reader waits."""
 
     def plain(token_ids: Sequence[int]) -> bool:
-        if not outlet.connection.writable:
+        connection = outlet.connection
+        if not connection.writable:
             return False
-        outlet.put(text.push_plain(token_ids), token_ids)
+        if event := outlet.event(text.push_plain(token_ids), token_ids):
+            connection.write_chunk(event)
         timer.plain_step(len(token_ids))
         return True
 

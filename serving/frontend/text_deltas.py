@@ -41,6 +41,7 @@ class SequenceText:
         )
         self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self._params = params
+        self.detokenize = self._detokenizer.push if params.detokenize else _no_text
         self._tokens = 0
         self.finished = False
 
@@ -48,7 +49,7 @@ class SequenceText:
         """Text of these tokens; a stop string ends the sequence here whatever the engine thinks."""
         shown = self._shown_tokens(delta)
         if not self._params.stop:  # nothing to look for: no token needs its own text
-            return self._going_on(delta, self._detokenizer.push(delta.token_ids[:shown]) if self._params.detokenize else "")
+            return self._going_on(delta, self.detokenize(delta.token_ids[:shown]))
         text = ""
         for count, token in enumerate(delta.token_ids[:shown], 1):
             self._tokens += 1
@@ -61,10 +62,6 @@ class SequenceText:
             if scan.stopped_by is not None:
                 return self._stopped(delta, text, count, scan.stopped_by)
         return self._going_on(delta, text)
-
-    def push_plain(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens in the middle of a sequence without stop strings."""
-        return self._detokenizer.push(token_ids) if self._params.detokenize else ""
 
     def _going_on(self, delta: SequenceDelta, text: str) -> TextDelta:
         if delta.finish_reason is None:
@@ -95,6 +92,10 @@ class SequenceText:
         return TextDelta(delta.index, text, delta.token_ids, delta.logprobs, reason.value, stop_reason, delta.cumulative_logprob)
 
 
+def _no_text(token_ids: Sequence[int]) -> str:
+    return ""
+
+
 class RequestText:
     """The text side of one request: a `SequenceText` for each sequence, made when it first appears."""
 
@@ -120,7 +121,7 @@ class RequestText:
 
     def push_plain(self, token_ids: Sequence[int]) -> str:
         """Text of tokens with which nothing else comes, of a request with one sequence, which has begun, and no stop strings."""
-        return self._sequences[0].push_plain(token_ids)
+        return self._sequences[0].detokenize(token_ids)
 
     def take_stopped(self) -> list[int]:
         """Sequences that a stop string ended since the last call, which the engine does not know of: for its `abort`."""
