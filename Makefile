@@ -6,11 +6,16 @@ MODEL  ?= smollm2-135m-instruct
 # Where pip looks for a CPU build of torch first, e.g. TORCH_INDEX=<the CPU wheel index of pytorch.org>.
 TORCH_INDEX ?=
 
+# The environment of `make test-tpu`: torch-xla wants an older torch. TPU_LEVELS="0 2" runs those levels alone.
+TPU_VENV ?= .venv-tpu
+TPU_LEVELS ?=
+
+ON_TPU := PYTHONPATH=.site PJRT_DEVICE=CPU TPU_SKIP_MDS_QUERY=1 $(TPU_VENV)/bin/python -W ignore
 BIN := $(VENV)/bin
 INSTALL := $(PYTHON) ci/install.py --venv $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 INPUTS := pyproject.toml setup.py ci/constraints-cpu.txt ci/install.py $(wildcard ops/native/*.cpp ops/native/*.h ops/native/build.py)
 
-.PHONY: serve test test-heavy test-kernels test-kernels-all test-sanitized test-arm lint check bench install dev clean help
+.PHONY: serve test test-heavy test-kernels test-kernels-all test-sanitized test-arm test-tpu lint check bench install dev clean help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -43,6 +48,10 @@ test-sanitized: $(VENV)/.installed-dev  ## the C++ kernels under the address, un
 test-arm: $(VENV)/.installed-dev  ## the C++ kernels for 64-bit Arm under qemu (Debian: g++-aarch64-linux-gnu qemu-user-static)
 	$(BIN)/python ci/native_checks.py arm
 
+test-tpu: $(TPU_VENV)/.installed-tpu  ## --device tpu on its runtime's CPU client: conformance, and no compilation under load (an hour; 7 GB)
+	$(ON_TPU) -m pagoda.serving.cli.main conformance --device tpu $(if $(TPU_LEVELS),$(TPU_LEVELS:%=--level %))
+	$(ON_TPU) ci/tpu_load.py
+
 check: $(VENV)/.installed-dev  ## lint, types, import contract, budgets, generated tables; changes nothing
 	$(BIN)/python ci/check.py
 
@@ -54,7 +63,7 @@ bench: $(VENV)/.installed-dev  ## the benchmarks that fit a laptop
 	$(BIN)/python benchmarks/run.py
 
 clean:  ## remove .venv and build outputs
-	rm -rf $(VENV) build dist *.egg-info .site ops/native/*.so
+	rm -rf $(VENV) $(TPU_VENV) build dist *.egg-info .site ops/native/*.so
 
 $(VENV)/.installed: $(INPUTS)
 	$(INSTALL)
@@ -66,4 +75,8 @@ $(VENV)/.installed-dev: $(INPUTS)
 
 $(VENV)/.installed-triton: $(VENV)/.installed-dev
 	$(INSTALL) --triton
+	@touch $@
+
+$(TPU_VENV)/.installed-tpu: $(INPUTS)
+	$(INSTALL) --venv $(TPU_VENV) --tpu
 	@touch $@

@@ -1,4 +1,4 @@
-"""Make a virtual environment and install Pagoda into it: `python ci/install.py [--venv DIR] [--dev] [--triton] [--torch-index URL]`.
+"""Make a virtual environment and install Pagoda into it: `python ci/install.py [--venv DIR] [--dev | --triton | --tpu] [--torch-index URL]`.
 
 Prefers a CPU build of torch where pip can find one, says what it is about to download, and brings the default model.
 Uses nothing but the standard library: it runs before anything is installed.
@@ -10,6 +10,7 @@ import argparse
 import platform
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
@@ -23,6 +24,8 @@ GRAMMARS = ("llguidance==1.9.1", "xgrammar==0.2.8", "apache-tvm-ffi==0.1.15.post
 TRITON = ("triton==3.6.0", "numpy==2.2.6")
 """In a folder of their own, `triton` in the environment: other tests run without. Its interpreter fails with numpy from 2.4 on."""
 
+TPU = ("torch==2.9.1", "torch-xla==2.9.0")
+
 
 def main() -> None:
     options = _options()
@@ -32,6 +35,9 @@ def main() -> None:
     if options.triton:
         print("· Triton, for its compilers (188 MB)", flush=True)
         pip(python, "--no-deps", "--target", str(Path(options.venv).absolute() / "triton"), *TRITON)
+        return
+    if options.tpu:
+        install_for_tpu(python)
         return
     install_torch(python, options.torch_index)
     print("· Pagoda and its dependencies (about 60 MB)", flush=True)
@@ -48,6 +54,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--venv", default=str(ROOT / ".venv"))
     parser.add_argument("--dev", action="store_true", help="tests and linters too")
     parser.add_argument("--triton", action="store_true", help="add Triton, beside what is installed, and nothing else")
+    parser.add_argument("--tpu", action="store_true", help="torch-xla and the torch that it wants, and Pagoda by a link in .site")
     parser.add_argument("--torch-index", help="index with CPU builds of torch")
     return parser.parse_args()
 
@@ -90,6 +97,16 @@ def install_torch(python: Path, index: str | None) -> None:
     else:
         print(f"· torch {version} (about 200 MB)", flush=True)
     pip(python, f"torch=={version}")
+
+
+def install_for_tpu(python: Path) -> None:
+    """What `make test-tpu` needs, unless the environment that it was told of has it."""
+    subprocess.run([python, str(ROOT / "ci/link.py"), str(ROOT / ".site")], check=True)
+    if subprocess.run([python, "-c", "import torch_xla, msgspec"], capture_output=True, check=False).returncode == 0:
+        return
+    print("· torch 2.9.1, torch-xla 2.9.0 and Pagoda's dependencies (7 GB on the disk)", flush=True)
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    pip(python, *TPU, *needed)
 
 
 def report_native(python: Path) -> None:

@@ -31,7 +31,7 @@ class DirectRun:
         self.lengths = [0] * count
         self.pools = _bind(model, device, self._size, 1 + count * self._per_sequence)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def step(self, segments: Sequence[tuple[int, Sequence[int]]], taps: tuple[int, ...] = ()) -> ModelOutput:
         """Run new tokens of some sequences, given as (sequence, token ids); hidden states of all of them in order."""
         batch = self._batch(segments)
@@ -51,7 +51,7 @@ class DirectRun:
             self.lengths[s] += len(ids)
         return output
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits on the host, float32."""
         return self.model.logits(hidden).cpu().float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from time import perf_counter_ns
 from types import TracebackType
@@ -14,26 +15,28 @@ from pagoda.hal.stream import Event
 
 
 class TpuEvent:
-    """The work recorded before it was started when it was made; the runtime tells no more than that all is done."""
+    """The work recorded before was started when it was made. The runtime says no more than that all is done, to one who waits: a thread
+    does, so that nobody who asks has to."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, waiter: ThreadPoolExecutor) -> None:
         runtime.run()
-        self._runtime = runtime
-        self._ns = 0
+        self._ended = waiter.submit(_ended, runtime)
 
     def done(self) -> bool:
-        self.wait()
-        return True
+        return self._ended.done()
 
     def wait(self) -> None:
-        if not self._ns:
-            self._runtime.wait()
-            self._ns = perf_counter_ns()
+        self._ended.result()
 
     def elapsed_ms(self, other: Event) -> float:
         if not isinstance(other, TpuEvent):
             raise DeviceError(f"events of two devices cannot be compared: {type(self).__name__} and {type(other).__name__}")
-        return max(0.0, (other._ns - self._ns) / 1e6)
+        return max(0.0, (other._ended.result() - self._ended.result()) / 1e6)
+
+
+def _ended(runtime: Runtime) -> int:
+    runtime.wait()
+    return perf_counter_ns()
 
 
 class TpuStream:
@@ -44,10 +47,11 @@ class TpuStream:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._waiter = ThreadPoolExecutor(1, "pagoda-tpu-events")
         self._contexts: list[ExitStack] = []
 
     def record(self) -> Event:
-        return TpuEvent(self._runtime)
+        return TpuEvent(self._runtime, self._waiter)
 
     def wait(self, event: Event) -> None:
         if not isinstance(event, TpuEvent):

@@ -48,7 +48,7 @@ _SPICE: tuple[dict[str, Any], ...] = (
 """What requests ask besides greedy tokens, in turn: steps then mix everything that samplers do."""
 
 
-def _load(seed: int, count: int) -> list[EngineRequest]:
+def mixed_load(seed: int, count: int) -> list[EngineRequest]:
     """Requests of every length, with common beginnings; some sample, some want several sequences, logprobs, penalties or a bias."""
     draw = random.Random(seed)
     beginnings = [tuple(draw.randrange(64, 256) for _ in range(length)) for length in (16, 40, 64)]
@@ -61,7 +61,7 @@ def _load(seed: int, count: int) -> list[EngineRequest]:
 
 
 def _random_load(target: Target, config: Mapping[str, Any], **settings: Any) -> str:
-    asked, settings = _load(5, 48), {"num_gpu_blocks_override": _few_pages(target, config), **settings}
+    asked, settings = mixed_load(5, 48), {"num_gpu_blocks_override": _few_pages(target, config), **settings}
     answers, sentence = with_engine(target, config, partial(_under_load, asked=asked), **settings)
     oracle = Oracle(config)
     greedy = [(one, tokens) for one, tokens in zip(asked, answers, strict=True) if one.params.greedy and tokens is not None]
@@ -187,7 +187,7 @@ def _sleep(target: Target) -> str:
 
 def _two_ranks(target: Target) -> str:
     device_indices(target, 2)
-    asked = [one for one in _load(9, 8) if one.params.greedy]
+    asked = [one for one in mixed_load(9, 8) if one.params.greedy]
 
     async def work(run: Running) -> list[list[int]]:
         return [tokens_of(deltas) for deltas in await asyncio.gather(*(ask(run, one) for one in asked))]

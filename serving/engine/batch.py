@@ -10,14 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pagoda.hal.device import Device
+from pagoda.hal.graphs import GraphPolicy
 from pagoda.hal.memory import MemoryKind
 from pagoda.ops.attention import HostLengths, PagedBatch, TreeMask
 from pagoda.ops.segment_attention import Segments
 from pagoda.serving.engine.burst_steps import BurstViews, fill_later
 from pagoda.serving.engine.cascade import shared_beginnings
 from pagoda.serving.engine.layout import ALIGNMENT, DIMS, DTYPES, FIRST, HEADER_WORDS, Layout, layout_of
+from pagoda.serving.engine.params import MAX_LOGPROBS
 from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
-from pagoda.serving.engine.rare_columns import Extras, rare_columns
+from pagoda.serving.engine.rare_columns import SPLIT, WHOLE, Extras, rare_columns, whole_columns
 from pagoda.serving.engine.samples import Samples, branches, samples_of
 from pagoda.serving.engine.settings import SamplingSlots, Use
 from pagoda.serving.engine.trees import Tree, tree_of
@@ -128,6 +130,7 @@ class BatchPacker:
         slots: the sampling settings that are gathered into each step.
         capacity: bytes to begin with.
         depth: steps whose copies may be under way at once.
+        widths: of each group the columns of the longest sequence's table, which all have where shapes are static.
     """
 
     def __init__(
@@ -138,11 +141,14 @@ class BatchPacker:
         capacity: int,
         depth: int,
         crossed: tuple[int, ...] = (),
+        widths: tuple[int, ...] = (),
     ) -> None:
         self.device = device
         self.page_sizes = page_sizes
         self.crossed = crossed
         self.slots = slots
+        self.policy = device.graphs.policy
+        self.widths = widths if self.policy.static_shapes else ()
         self.generation = 0
         self._ring = depth + 1
         self._turn = 0
@@ -153,7 +159,7 @@ class BatchPacker:
 
         The buffer is used again `depth + 1` calls later: by then the caller must have seen this step's result.
         """
-        columns = _columns(plan, self.slots, bucket or Bucket(), extras or Extras(), self.page_sizes, self.device.graphs.policy.shared)
+        columns = _columns(plan, self.slots, bucket or Bucket(), extras or Extras(), self.page_sizes, self.policy, self.widths)
         layout = layout_of(tuple(columns.dims.get(name, 0) for name in DIMS))
         later, end = plan.num_steps - 1, layout.nbytes
         if later:
@@ -287,7 +293,7 @@ class _Columns:
             use=self.use,
             max_query=int(plan.lengths.max()),
             max_seq=int((plan.starts + plan.lengths).max()),
-            top_logprobs=int(asked.max()) if self.use & Use.LOGPROBS else 0,
+            top_logprobs=self._top_logprobs(asked),
             samples=self.samples,
             lengths=None if plan.num_tokens == plan.num_rows else self._lengths(),
             shared=tuple(shared is not None for shared in self.shared),
@@ -300,6 +306,11 @@ class _Columns:
         plan = self.plan
         starts = np.concatenate([np.zeros(1, np.int32), np.cumsum(plan.lengths, dtype=np.int32)])
         return HostLengths(starts, (plan.starts + plan.lengths).astype(np.int32))
+
+    def _top_logprobs(self, asked: IntArray) -> int:
+        if self.use == WHOLE:
+            return min(MAX_LOGPROBS, self.slots.vocab)
+        return int(asked.max()) if self.use & Use.LOGPROBS else 0
 
     @property
     def _pads_rows(self) -> bool:
@@ -357,19 +368,32 @@ def _put(out: NDArray[Any], values: NDArray[Any], pad: int = 0) -> None:
         out[values.shape[0] :] = pad
 
 
-def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extras, page_sizes: tuple[int, ...], share: bool) -> _Columns:
+def _columns(
+    plan: StepPlan,
+    slots: SamplingSlots,
+    bucket: Bucket,
+    extras: Extras,
+    page_sizes: tuple[int, ...],
+    policy: GraphPolicy,
+    widths: tuple[int, ...],
+) -> _Columns:
     samples = samples_of(plan)
     chosen = plan.slots[samples.rows]
     # A grammar's masks come with the plan; for the sampler they are one use with a slot's own allowed tokens.
     use = slots.uses(chosen) | (Use.ALLOWED if plan.mask_rows is not None else 0)
+    static = policy.static_shapes and bucket.rows is not None
     if bucket.tokens and plan.num_tokens > plan.num_rows:
-        use |= Use.RANDOM  # one capture serves rows of all temperatures: there are many sizes of steps with prompts
+        # One capture serves rows of all temperatures: there are many sizes of steps with prompts.
+        use |= Use.RANDOM | (Use.FILTER if static else 0)
     rows = bucket.rows or plan.num_rows
     rare = rare_columns(plan, slots, samples, use, extras)
+    if static and use & SPLIT:
+        use = WHOLE  # one program of the sampler serves rows of all kinds
+        rare = whole_columns(rare, slots, chosen, rows)
     tree = tree_of(plan) if plan.drafts is not None and plan.parents is not None and branches(plan.drafts, plan.parents) else None
     if tree is not None:
         rare.update(tree_nodes=tree.nodes, tree_seen=tree.seen)
-    shared = shared_beginnings(plan, page_sizes) if share else (None,) * len(page_sizes)
+    shared = shared_beginnings(plan, page_sizes) if policy.shared else (None,) * len(page_sizes)
     dims = {
         "tokens": bucket.tokens or plan.num_tokens,
         "rows": rows,
@@ -383,7 +407,7 @@ def _columns(plan: StepPlan, slots: SamplingSlots, bucket: Bucket, extras: Extra
         "parents": plan.parents.shape[1] if plan.parents is not None else 0,
         "trees": int(tree is not None),
         "cross": int(plan.cross_lengths is not None),
-        **{f"width{group}": table.shape[1] for group, table in enumerate(plan.block_tables)},
+        **{f"width{group}": max((table.shape[1], *widths[group : group + 1])) for group, table in enumerate(plan.block_tables)},
         "penalties": len(rare.get("penalty_rows", ())),
         "paths": len(rare.get("path_rows", ())),
         "verified": int("sample_before" in rare),

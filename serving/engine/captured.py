@@ -17,7 +17,8 @@ from pagoda.serving.engine.forward import Forward
 from pagoda.serving.engine.graph_mode import GraphMode, policy_of
 from pagoda.serving.engine.pages import Pages
 from pagoda.serving.engine.plan import StepPlan
-from pagoda.serving.engine.sampler import SPLIT, Sampled
+from pagoda.serving.engine.rare_columns import SPLIT
+from pagoda.serving.engine.sampler import Sampled
 from pagoda.serving.engine.settings import Use
 
 DRAWS = Use.RANDOM | Use.FILTER
@@ -67,6 +68,7 @@ class CapturedSteps:
         self._steps: dict[tuple[object, ...], Captured] = {}
         self._generation = 0
         self._met: set[Bucket] = set()
+        self._most = rows
         self._widest = 0
         if self._policy.mode == "eager":
             return
@@ -98,8 +100,9 @@ class CapturedSteps:
             return None
         if not (uniform or policy.static_shapes):
             return self._prompt_bucket(plan)
-        rows = policy.row_bucket(plan.num_rows)
+        rows = policy.row_bucket(plan.num_rows if uniform else self._most)
         tokens = rows if uniform else policy.token_bucket(plan.num_tokens)
+        rows = min(rows, tokens)
         if rows not in policy.row_buckets or not (uniform or tokens in policy.token_buckets):
             return None
         return Bucket(tokens, rows)
@@ -158,6 +161,14 @@ class CapturedSteps:
         used = {policy.row_bucket(rows) for rows in range(1, most + 1)}
         return tuple(sorted(used & set(policy.row_buckets), reverse=True))
 
+    def whole_buckets(self, tokens: int) -> tuple[Bucket, ...]:
+        """All sizes that steps with prompts can have where shapes are static, with up to `tokens` tokens."""
+        policy = self._policy
+        if policy.mode == "eager" or not (policy.static_shapes and policy.at_start):
+            return ()
+        rows, most = policy.row_bucket(self._most), policy.token_bucket(tokens)
+        return tuple(Bucket(size, min(size, rows)) for size in policy.token_buckets if 1 < size <= most)
+
     def __call__(self, batch: StepBatch, generation: int) -> Sampled:
         """Run a padded step. `generation` changes when the step's buffers moved."""
         if generation != self._generation:
@@ -168,7 +179,8 @@ class CapturedSteps:
             staged = batch.views[f"table{group}"]
             table[:rows, : staged.shape[1]].copy_(staged)
         groups = batch.groups(tuple(table[:rows] for table in self._tables), self._longest)
-        fused = self._policy.static_shapes or not batch.use & SPLIT
+        # Where shapes are static, all rows do all of it; what takes long to compile is made once for both kinds of steps.
+        fused = not batch.use & SPLIT or (self._policy.static_shapes and self._policy.mode == "captured")
         key = self._key(batch, fused)
         captured = self._steps.get(key) or self._capture(key, batch, groups, fused)
         if batch.burst is not None:

@@ -11,6 +11,15 @@ from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
 from pagoda.serving.engine.samples import Samples
 from pagoda.serving.engine.settings import EDITS, SamplingSlots, Use
 
+SPLIT = Use.PENALTY | EDITS | Use.ALLOWED | Use.LOGPROBS
+"""Uses whose work depends on how many rows have them: it runs after a captured step, not inside."""
+
+WHOLE = Use.RANDOM | Use.FILTER | SPLIT
+"""What a step with any of them does for all its rows where shapes are static."""
+
+EDIT_BUCKETS = (64, 4096)
+"""Edits that a step with static shapes is padded to; more are padded to a multiple of the last."""
+
 
 @dataclass(frozen=True)
 class Extras:
@@ -56,6 +65,24 @@ def rare_columns(plan: StepPlan, slots: SamplingSlots, samples: Samples, use: in
     if use & Use.LOGPROBS:
         rare["logprob_rows"] = slots.rows_with(chosen, Use.LOGPROBS)
     return rare
+
+
+def whole_columns(rare: dict[str, NDArray[Any]], slots: SamplingSlots, chosen: IntArray, rows: int) -> dict[str, NDArray[Any]]:
+    """The columns of `WHOLE` for `rows` rows, whichever of them `rare` has for how many: neutral where nothing is asked."""
+    every = np.arange(rows)
+    columns = {**rare, "penalty_rows": every, "mask_rows": every, "logprob_rows": every}
+    for name, neutral in (("repetition", 1), ("presence", 0), ("frequency", 0)):
+        columns[name] = np.full(rows, neutral, np.float32)
+        columns[name][: len(chosen)] = getattr(slots, name)[chosen]
+    columns["masks"] = np.full((rows, (slots.vocab + 31) // 32), -1, np.int32)
+    if "mask_rows" in rare:
+        columns["masks"][rare["mask_rows"]] = rare["masks"]
+    edits = len(rare.get("edit_rows", ()))
+    most = next((size for size in EDIT_BUCKETS if size >= edits), -(-edits // EDIT_BUCKETS[-1]) * EDIT_BUCKETS[-1])
+    for name, kind in (("edit_rows", np.int64), ("edit_ids", np.int64), ("edit_values", np.float32)):
+        columns[name] = np.zeros(most, kind)
+        columns[name][:edits] = rare.get(name, ())
+    return columns
 
 
 def _drafts_counted(plan: StepPlan, samples: Samples, penalties: LongArray) -> dict[str, NDArray[Any]]:

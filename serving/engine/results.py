@@ -43,6 +43,7 @@ class Pending:
     event: Event
     logprob_rows: LongArray
     prompts: tuple[PromptLogprobs, ...]
+    scored: bool = False
     unseen: dict[bytes, str] = field(default_factory=dict)
 
     @property
@@ -57,13 +58,14 @@ class Pending:
         if len(self.pieces[0][0]) == WORDS:
             return self._of_words(self.host.numpy().reshape(self.pieces[0][0])[:, :, : len(self.samples.rows)].copy())
         arrays = iter(_split(self.host.numpy(), self.pieces))
-        flat, bad = next(arrays), next(arrays)
+        count = len(self.samples.rows)
+        flat, bad = next(arrays)[:count], next(arrays)[:count]
         kept = self._kept(flat)
         return StepResult(
             step=self.plan.step,
             tokens=kept.tokens,
             counts=kept.counts,
-            logprobs=_of_rows(self.logprob_rows, kept, flat, arrays) if len(self.logprob_rows) else {},
+            logprobs=_of_rows(self.logprob_rows, kept, flat, arrays) if self.scored else {},
             prompt_logprobs={prompt.row: RowLogprobs(prompt.token_ids.astype(np.int32), *_four(arrays)) for prompt in self.prompts},
             hidden=self._of_tokens(self.plan.tapped, kept, arrays),
             experts=self._of_all_tokens(kept, arrays),
@@ -102,6 +104,7 @@ class ResultCopier:
         self._device = device
         self._buffers = [device.memory.host((capacity,), torch.int32) for _ in range(depth + 1)]
         self._turn = 0
+        self._static = device.graphs.policy.static_shapes
 
     def start(
         self,
@@ -121,17 +124,18 @@ class ResultCopier:
             host = self._next(sampled.words.numel())
             host.copy_(sampled.words.view(-1), non_blocking=True)
             return Pending(plan, samples, host, ((tuple(sampled.words.shape), False),), stream.record(), logprob_rows, prompts)
-        count = len(samples.rows)
-        tensors = [sampled.tokens[:count], sampled.bad[:count]]
+        tensors = [sampled.tokens, sampled.bad]  # with padding: shapes depend on the bucket alone
         tensors += sampled.logprobs or ()
         for prompt in prompts:
             tensors += prompt.values
         tensors += states
         flat = torch.cat([_bits(tensor) for tensor in tensors])
+        if self._static:
+            stream.record()  # what is recorded runs as one program, not once for what is copied and again for what is kept
         host = self._next(len(flat))
         host.copy_(flat, non_blocking=True)
         pieces = tuple((tuple(tensor.shape), tensor.dtype == torch.float32) for tensor in tensors)
-        return Pending(plan, samples, host, pieces, stream.record(), logprob_rows, prompts)
+        return Pending(plan, samples, host, pieces, stream.record(), logprob_rows, prompts, sampled.logprobs is not None)
 
     def _next(self, size: int) -> torch.Tensor:
         self._turn = (self._turn + 1) % len(self._buffers)
@@ -185,8 +189,10 @@ def _four(arrays: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _of_rows(asked: LongArray, kept: Accepted, tokens: IntArray, arrays: Any) -> dict[int, RowLogprobs]:
-    """By sampled row, over the tokens that count. `asked`: samples with logprobs, all of a row's among them."""
+    """By sampled row, over the tokens that count. `asked`: samples with logprobs, all of a row's; `arrays`: theirs, or of all."""
     own, rank, top_ids, top = _four(arrays)
+    if len(own) > len(asked):
+        own, rank, top_ids, top = (array[asked] for array in (own, rank, top_ids, top))
     found = {}
     for row in np.flatnonzero(np.isin(kept.places[:, 0], asked)).tolist():
         path = kept.places[row, : kept.counts[row]]

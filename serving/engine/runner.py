@@ -30,6 +30,7 @@ from pagoda.serving.engine.leftovers import Leftovers
 from pagoda.serving.engine.pages import Pages
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import Admission, PageCopies, RunnerFacts, StepPlan, StepResult
+from pagoda.serving.engine.rare_columns import EDIT_BUCKETS
 from pagoda.serving.engine.results import Pending, PromptLogprobs, ResultCopier
 from pagoda.serving.engine.sampler import Logprobs, Sampled, Sampler
 from pagoda.serving.engine.settings import SamplingSlots, Use
@@ -45,6 +46,16 @@ WARM_SAMPLING = (
     *(SamplingParams(temperature=heat, seed=0, top_p=p, logit_bias={0: 1.0}) for heat, p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9))),
 )
 """Filters, and edited logits, which are float32: kernels of their own that a first request should not wait for."""
+
+
+WARM_WHOLE = (
+    SamplingParams(temperature=0), SamplingParams(seed=0), SamplingParams(seed=0, top_p=0.9), SamplingParams(seed=0, presence_penalty=1.0),
+    SamplingParams(seed=0, logit_bias=dict.fromkeys(range(EDIT_BUCKETS[0] + 1), 0.5)),
+)  # fmt: skip
+"""Every way to sample where shapes are static."""
+
+COPIES = 8
+"""Pages copied at a time where shapes are static."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +111,10 @@ class Runner:
         self._sampler = Sampler(device, table, vocab, rows)
         self._forward = Forward(device, model, self._sampler, rows)
         self._captured = CapturedSteps(device, self._forward, pages, rows, limits.max_model_len, communicator, graphs)
-        size = _step_bytes(pages, limits)
-        self._packer = BatchPacker(device, pages.written, self._slots, size, limits.in_flight, pages.crossed)
+        size = _step_bytes(pages, limits) + (_whole_bytes(rows, vocab) if device.graphs.policy.static_shapes else 0)
+        widths = pages.table_widths(limits.max_model_len)
+        self._static = device.graphs.policy.static_shapes
+        self._packer = BatchPacker(device, pages.written, self._slots, size, limits.in_flight, pages.crossed, widths)
         # The later steps of a burst count positions on: they know one an axis.
         burst = self._captured.burst if facts.media is None or facts.media.axes == 1 else Burst()
         self.facts = replace(facts, burst_steps=burst.steps, burst_rows=burst.rows)
@@ -131,6 +144,9 @@ class Runner:
         most, buckets = self.limits.max_num_seqs, self._captured.row_buckets(self.limits.max_num_seqs)
         longest = min(self.limits.max_num_batched_tokens, self.limits.max_model_len)
         self.pages.clear()
+        if whole := self._captured.whole_buckets(self.limits.max_num_batched_tokens):
+            self._warm_up_whole(buckets, whole)
+            return
         prompts = ((1, longest), (1, longest // 8), *WARM_PROMPTS)
         kinds = product((False,) if self._adapters is None else (False, True), (SamplingParams(temperature=0), SamplingParams(seed=0)))
         for adapted, params in kinds if buckets else ():
@@ -146,6 +162,20 @@ class Runner:
                     self.run(self._dummy(min(rows, most), 1, params, adapted, beginning))
         for params in WARM_SAMPLING if buckets else ():
             self.run(self._dummy(1, min(17, longest), params, False))
+
+    def _warm_up_whole(self, rows: tuple[int, ...], whole: tuple[Bucket, ...]) -> None:
+        """Where shapes are static, every program that a step may need: nothing is compiled afterwards."""
+        most = self.limits.max_num_seqs
+        for adapted in (False,) if self._adapters is None else (False, True):
+            for params in WARM_WHOLE:
+                plans = [self._dummy(min(size, most), 1, params, adapted) for size in rows]
+                plans += [self._dummy_prompts(bucket, params, adapted) for bucket in (() if params.greedy else whole)]
+                for plan in plans:
+                    self.run(plan)
+                    self.run(plan)  # what the first one made is there now
+        zeros = np.zeros(1, np.int64)
+        for _ in range(2):
+            self.run(replace(self._dummy(1, 1, WARM_WHOLE[0], False), copies=PageCopies(zeros, zeros)))
 
     def run(self, plan: StepPlan) -> StepResult:
         """Start a step and wait for it."""
@@ -214,6 +244,7 @@ class Runner:
             self._slots.admit(admission)
             self._sampler.admit(admission)
             self._forward.admit(admission)
+            self._close()
             if self._media is not None:
                 self._media.admit(admission)
         if plan.media is not None:
@@ -235,9 +266,21 @@ class Runner:
         self._forward.embeddings = store.rows
         return store
 
+    def _close(self) -> None:
+        """Where shapes are static: what was submitted is a program of its own, whatever comes before or after it."""
+        if self._static:
+            self._stream.record()
+
     def _copy_pages(self, copies: PageCopies) -> None:
         there = self.device.torch_device
-        self.pages.copy(torch.from_numpy(copies.source).to(there), torch.from_numpy(copies.target).to(there))
+        source, target = copies
+        if self._static:  # padded with copies of page 0 to itself
+            size = -(-len(source) // COPIES) * COPIES
+            source, target = (np.pad(pages, (0, size - len(pages))) for pages in copies)
+        step = COPIES if self._static else max(1, len(source))
+        for at in range(0, len(source), step):
+            self.pages.copy(*(torch.from_numpy(pages[at : at + step]).to(there) for pages in (source, target)))
+            self._close()
 
     def _execute(self, plan: StepPlan, batch: StepBatch, padded: bool) -> Executed:
         if padded:
@@ -263,7 +306,7 @@ class Runner:
     def _dummy_prompts(self, bucket: Bucket, params: SamplingParams, adapted: bool) -> StepPlan:
         """A step with prompts that falls into `bucket`."""
         assert bucket.rows is not None and bucket.tokens is not None
-        rows = min(bucket.rows, self.limits.max_num_seqs)
+        rows = min(bucket.rows, self.limits.max_num_seqs, max(1, bucket.tokens // 2))
         tokens = min(bucket.tokens, self.limits.max_num_batched_tokens, rows * self.limits.max_model_len)
         return self._dummy(rows, max(tokens // rows, 2), params, adapted)
 
@@ -296,3 +339,8 @@ def _step_bytes(pages: Pages, limits: RunnerLimits) -> int:
     per_token = 8 * (1 + len(pages.groups)) + 2 * 4
     tables = sum(4 * width for width in pages.table_widths(limits.max_model_len))
     return 8 * HEADER_WORDS + limits.max_num_batched_tokens * per_token + limits.max_num_seqs * (tables + 128) + 4096
+
+
+def _whole_bytes(rows: int, vocab: int) -> int:
+    """Enough for the rare columns of steps with static shapes."""
+    return 2 * rows * ((vocab + 31) // 32 * 4 + 64) + EDIT_BUCKETS[-1] * 20 + 4096

@@ -13,11 +13,7 @@ from pagoda.hal.table import KernelTable
 from pagoda.ops.sampling import SamplingFacts, SamplingRows
 from pagoda.serving.engine.batch import StepBatch
 from pagoda.serving.engine.plan import Admission
-from pagoda.serving.engine.settings import EDITS, Use
-
-SPLIT = Use.PENALTY | EDITS | Use.ALLOWED | Use.LOGPROBS
-"""Uses whose work depends on how many rows have them: it runs after a captured step, not inside."""
-
+from pagoda.serving.engine.settings import Use
 
 OPS = ("sample", "penalize", "apply_token_bitmask", "top_logprobs")
 """The primitives of sampling."""
@@ -167,6 +163,10 @@ class TokenCounts:
         self._used = 0
         self._prompt: torch.Tensor | None = None
         self._counts: torch.Tensor | None = None
+        if device.graphs.policy.static_shapes:  # nothing may grow, and rows that pad have a place too
+            self._grow(slots + 1)
+            self._place = np.arange(slots + 1)
+            self._place_there.copy_(torch.arange(slots + 1))
 
     def state(self) -> tuple[torch.Tensor, ...]:
         """What `add` changes."""
@@ -174,15 +174,14 @@ class TokenCounts:
 
     def admit(self, admission: Admission) -> None:
         """Count what the sequence has so far."""
-        place = self._place_of(admission.slot)
+        there, place = self._device.torch_device, torch.tensor([self._place_of(admission.slot)])
         assert self._prompt is not None and self._counts is not None
-        self._prompt[place] = False
-        self._counts[place] = 0
-        self._prompt[place, self._ids(admission.prompt)] = True
-        if admission.output:
-            ids, times = np.unique(np.array(admission.output, np.int64), return_counts=True)
-            there = self._device.torch_device
-            self._counts[place, torch.from_numpy(ids).to(there)] = torch.from_numpy(times).to(there, torch.int32)
+        prompt = np.zeros((1, self._vocab), np.bool_)
+        prompt[0, list(admission.prompt)] = True
+        counts = np.bincount(np.array(admission.output, np.int64), minlength=self._vocab).astype(np.int32)[None]
+        # Whole rows, whose shapes depend on nothing.
+        self._prompt.index_copy_(0, place.to(there), torch.from_numpy(prompt).to(there))
+        self._counts.index_copy_(0, place.to(there), torch.from_numpy(counts).to(there))
 
     def of(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(prompt mask `[P, V]`, counts `[P, V]`) of slots `[P]` on the device."""
@@ -195,9 +194,6 @@ class TokenCounts:
         assert self._counts is not None
         place = self._place_there[slots]
         self._counts.index_put_((place, tokens), times, accumulate=True)
-
-    def _ids(self, tokens: tuple[int, ...]) -> torch.Tensor:
-        return torch.tensor(tokens, dtype=torch.int64, device=self._device.torch_device)
 
     def _place_of(self, slot: int) -> int:
         if self._place[slot] < 0:
