@@ -50,7 +50,7 @@ test-arm: $(VENV)/.installed-dev  ## the C++ kernels for 64-bit Arm under qemu (
 
 test-tpu: $(TPU_VENV)/.installed-tpu  ## --device tpu on its runtime's CPU client: conformance, and no compilation under load (an hour; 7 GB)
 	$(ON_TPU) -m pagoda.serving.cli.main conformance --device tpu $(if $(TPU_LEVELS),$(TPU_LEVELS:%=--level %))
-	$(ON_TPU) ci/tpu_load.py
+	$(ON_TPU) -m pytest -q -p no:warnings tests/device/tpu
 
 check: $(VENV)/.installed-dev  ## lint, types, import contract, budgets, generated tables; changes nothing
 	$(BIN)/python ci/check.py

@@ -1,4 +1,4 @@
-"""Make a virtual environment and install Pagoda into it: `python ci/install.py [--venv DIR] [--dev | --triton | --tpu] [--torch-index URL]`.
+"""Make a virtual environment and install Pagoda into it: `python ci/install.py [--venv DIR] [--dev|--triton|--tpu] [--torch-index URL]`.
 
 Prefers a CPU build of torch where pip can find one, says what it is about to download, and brings the default model.
 Uses nothing but the standard library: it runs before anything is installed.

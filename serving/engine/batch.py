@@ -16,7 +16,7 @@ from pagoda.ops.attention import HostLengths, PagedBatch, TreeMask
 from pagoda.ops.segment_attention import Segments
 from pagoda.serving.engine.burst_steps import BurstViews, fill_later
 from pagoda.serving.engine.cascade import shared_beginnings
-from pagoda.serving.engine.layout import ALIGNMENT, DIMS, DTYPES, FIRST, HEADER_WORDS, Layout, layout_of
+from pagoda.serving.engine.layout import ALIGNMENT, DIMS, FIRST, HEADER_WORDS, Layout, device_views, host_views, layout_of, put
 from pagoda.serving.engine.params import MAX_LOGPROBS
 from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
 from pagoda.serving.engine.rare_columns import SPLIT, WHOLE, Extras, rare_columns, whole_columns
@@ -218,22 +218,6 @@ def _bound(cache: dict[Any, Any]) -> None:
         cache.clear()
 
 
-def host_views(buffer: NDArray[np.uint8], layout: Layout) -> Arrays:
-    """The arrays of a packed buffer on the host, by section name."""
-    return {
-        name: buffer[section.offset : section.offset + section.nbytes].view(DTYPES[section.dtype]).reshape(section.shape)
-        for name, section in layout.sections.items()
-    }
-
-
-def device_views(buffer: torch.Tensor, layout: Layout) -> Tensors:
-    """The arrays of a packed buffer on the device, by section name: slices, no copies."""
-    return {
-        name: buffer[section.offset : section.offset + section.nbytes].view(getattr(torch, section.dtype)).view(section.shape)
-        for name, section in layout.sections.items()
-    }
-
-
 @dataclass(frozen=True)
 class _Columns:
     """What will be written: sizes first, so that the layout is known, then the arrays themselves."""
@@ -259,27 +243,27 @@ class _Columns:
         owner = np.arange(rows) if tokens == rows else np.repeat(np.arange(rows), plan.lengths)
         places = plan.starts[owner] + (np.arange(tokens) - bounds[:-1][owner])
         positions = places if self.tree is None else places - self.tree.shift
-        _put(out["token_ids"], plan.token_ids)
-        _put(out["token_slots"], plan.slots[owner])
-        _put(out["seq_lens"], plan.starts + plan.lengths)
+        put(out["token_ids"], plan.token_ids)
+        put(out["token_slots"], plan.slots[owner])
+        put(out["seq_lens"], plan.starts + plan.lengths)
         if plan.cross_lengths is not None:
-            _put(out["cross_lens"], plan.cross_lengths)
+            put(out["cross_lens"], plan.cross_lengths)
         if self.extras.positions is not None:
-            _put(out["positions"], self.extras.positions)
+            put(out["positions"], self.extras.positions)
         else:
-            _put(out["positions"], positions[None])
+            put(out["positions"], positions[None])
         if plan.adapters is not None:
-            _put(out["adapters"], plan.adapters[owner], pad=-1)
+            put(out["adapters"], plan.adapters[owner], pad=-1)
         for group, size in enumerate(page_sizes):
             self._fill_group(out, group, size, owner, places)
             shared = self.shared[group]
-            _put(out["shared"][group], _NOTHING if shared is None else shared)
+            put(out["shared"][group], _NOTHING if shared is None else shared)
         if self._pads_rows:
             self._pad_uniform(out)
         self._fill_samples(out)
         for name, array in self.rare.items():
             if name in out:
-                _put(out[name], array)
+                put(out[name], array)
 
     def batch(self, layout: Layout, views: Tensors, crossed: tuple[int, ...]) -> StepBatch:
         plan, asked = self.plan, self.slots.top_logprobs[self.sample_slots]
@@ -327,7 +311,7 @@ class _Columns:
             out["kv_slots"][group] = 0
             return
         page = table[owner, np.minimum(places // size, width - 1)]
-        _put(out["kv_slots"][group], page.astype(np.int64) * size + places % size)
+        put(out["kv_slots"][group], page.astype(np.int64) * size + places % size)
 
     def _pad_uniform(self, out: Arrays) -> None:
         rows = self.plan.num_rows
@@ -341,31 +325,16 @@ class _Columns:
             return
         slots, chosen = self.slots, self.sample_slots
         samples = self.samples
-        _put(out["sample_rows"], out["query_start"][1:][samples.rows] - 1 - samples.behind)
-        _put(out["sample_slots"], chosen, pad=len(slots.use))
+        put(out["sample_rows"], out["query_start"][1:][samples.rows] - 1 - samples.behind)
+        put(out["sample_slots"], chosen, pad=len(slots.use))
         if not self.dims["sampling"]:
             return
-        _put(out["draws"], self.plan.draws[samples.rows] + samples.depths)
+        put(out["draws"], self.plan.draws[samples.rows] + samples.depths)
         for name in ("seed", "temperature", "top_p", "min_p", "top_k"):
-            _put(out[name], getattr(slots, name)[chosen])
+            put(out[name], getattr(slots, name)[chosen])
 
 
 _NOTHING = np.zeros(0, np.int32)
-
-
-def _put(out: NDArray[Any], values: NDArray[Any], pad: int = 0) -> None:
-    """Write along the last axis, or along the first of a matrix of rows; what is left over is padding."""
-    if out.shape == values.shape:
-        out[...] = values
-    elif out.ndim == 1:
-        out[: len(values)] = values
-        out[len(values) :] = pad
-    elif out.shape[0] == values.shape[0]:
-        out[:, : values.shape[1]] = values
-        out[:, values.shape[1] :] = pad
-    else:
-        out[: values.shape[0]] = values
-        out[values.shape[0] :] = pad
 
 
 def _columns(

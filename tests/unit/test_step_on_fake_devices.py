@@ -47,6 +47,9 @@ class Elsewhere:
     def kv_layout(self, group: CacheGroup) -> Any:
         return host_layout(group, self.memory, 64)  # type: ignore[arg-type]
 
+    def extension(self, protocol: type[Any]) -> None:
+        """It has none."""
+
     def kernels(self) -> tuple[Kernel, ...]:
         """What its table has in plain torch: kernels that are compiled cannot take tensors without bytes."""
         own = [one for one in find(KINDS[self.torch_device.type]).kernels() if one.name == "torch"]
