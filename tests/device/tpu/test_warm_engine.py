@@ -15,6 +15,7 @@ PAGES = 14
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(1800)
 def test_load_compiles_nothing() -> None:
     backend = choose("tpu").backend
     device = backend.open()
