@@ -16,7 +16,8 @@ from pagoda.ops.attention import HostLengths, PagedBatch, TreeMask
 from pagoda.ops.segment_attention import Segments
 from pagoda.serving.engine.burst_steps import BurstViews, fill_later
 from pagoda.serving.engine.cascade import shared_beginnings
-from pagoda.serving.engine.layout import ALIGNMENT, DIMS, FIRST, HEADER_WORDS, Layout, device_views, host_views, layout_of, put
+from pagoda.serving.engine.layout import ALIGNMENT, DIMS, FIRST, HEADER_WORDS, Layout, layout_of
+from pagoda.serving.engine.packed import device_views, host_views, put
 from pagoda.serving.engine.params import MAX_LOGPROBS
 from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
 from pagoda.serving.engine.rare_columns import SPLIT, WHOLE, Extras, rare_columns, whole_columns

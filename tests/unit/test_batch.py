@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda.hal.discovery import find
 from pagoda.serving.engine.batch import BatchPacker, Bucket, StepBatch
-from pagoda.serving.engine.layout import ALIGNMENT, HEADER_WORDS, SECTIONS, host_views, read_header
+from pagoda.serving.engine.layout import ALIGNMENT, HEADER_WORDS, SECTIONS, read_header
+from pagoda.serving.engine.packed import host_views
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import ON_DEVICE, Admission, StepPlan
 from pagoda.serving.engine.rare_columns import Extras
