@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -11,30 +10,21 @@ from threading import Thread
 
 import httpx
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "samples"))
+from chromium import chromium  # noqa: E402
 from toy_process import SERVE, SMALL_POOL, ServerProcess  # noqa: E402
 
 FOLDER = ROOT / "docs" / "guide" / "images"
-QUIET = "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync --hide-scrollbars"
 FILL = """
 for (const [id, value] of Object.entries(arguments[0])) {
   const box = document.getElementById(id);
   box.value = value; box.dispatchEvent(new Event("input", { bubbles: true }));
 }
 """
-
-
-def browser() -> webdriver.Chrome:
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
-    for argument in QUIET.split():
-        options.add_argument(argument)
-    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
 
 
 class Page:
@@ -77,7 +67,7 @@ def load(where: str) -> None:
 
 def main() -> int:
     FOLDER.mkdir(exist_ok=True)
-    driver = browser()
+    driver = chromium("--hide-scrollbars")
     try:
         with ServerProcess([*SERVE, *SMALL_POOL, "--tool-call-parser", "hermes"], patience=300) as server:
             take(driver, server.where)

@@ -15,7 +15,7 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_fp8 import GemmFp8Facts
-from pagoda.ops.triton.launch import early, shared_memory
+from pagoda.ops.triton.launch import early, fitting_stages
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PROGRAMS = 256
@@ -112,7 +112,7 @@ class GemmFixed(PlainKernel):
             rows, columns, inner, self._share, self._splits, x.stride(0), out.stride(0), scale.stride(0) if self._square else 0,
             BLOCK_M=block_m, BLOCK_N=self._columns, BLOCK_K=self._inner, SPREAD=spread, EVEN_K=inner % self._inner == 0,
             SCALED=scale is not None, SQUARE=self._square, BIAS=bias is not None, num_warps=4 if block_m == 64 else 8,
-            num_stages=max(1, min(4, shared_memory(x.device) // stage)), enable_fp_fusion=False, **early(x.device),
+            num_stages=fitting_stages(x.device, 4, stage), enable_fp_fusion=False, **early(x.device),
         )  # fmt: skip
         return out
 

@@ -34,6 +34,11 @@ def most_stages(device: torch.device) -> int:
     return 2 if device.type != "cpu" and driver.active.get_current_target().backend == "hip" else 8
 
 
+def fitting_stages(device: torch.device, most: int, stage: int) -> int:
+    """Stages of a loop, of `stage` bytes each: as many as a program's shared memory holds, one at least and `most` at most."""
+    return max(1, min(most, shared_memory(device) // stage))
+
+
 @cache
 def waves_of_32(device: torch.device) -> bool:
     """Whether AMD's matrix instructions run in waves of 32 (RDNA): each wave holds a whole tile of keys and of values in its registers."""

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.moe import MoeMlpFacts, RouteFacts
-from pagoda.ops.triton.launch import shared_memory
+from pagoda.ops.triton.launch import fitting_stages
 
 PAIRS = 2048
 """Choices that the sorting kernel looks at in one go."""
@@ -263,7 +263,7 @@ class MoeMlp(PlainKernel):
     def _fitting(self, tile: _Tile, device: torch.device) -> _Tile:
         """The tile with as many of its stages as a program's shared memory holds: AMD has 64 KiB."""
         stage = (tile.rows + 2 * tile.up[0]) * tile.up[1] * (4 if self.facts.dtype == "float32" else 2)  # both halves of the weights
-        return tile._replace(stages=max(1, min(tile.stages, shared_memory(device) // stage)))
+        return tile._replace(stages=fitting_stages(device, tile.stages, stage))
 
 
 class MoeMlpFixed(MoeMlp):

@@ -37,7 +37,11 @@ class Target(NamedTuple):
 def ranks(config: EngineConfig) -> int:
     """How many an engine has: none beside the first where one process drives all the chips. Raises `DeviceError`."""
     world = config.tensor_parallel_size
-    return 1 if world > 1 and isinstance(choose(config.device.partition(":")[0]).backend, Spreads) else world
+    return _ranks_on(choose(config.device.partition(":")[0]).backend, world) if world > 1 else world
+
+
+def _ranks_on(backend: Backend, world: int) -> int:
+    return 1 if isinstance(backend, Spreads) else world
 
 
 def open_target(config: EngineConfig, rank: int = 0, *, plan_only: bool = False) -> Target:
@@ -52,13 +56,16 @@ def open_target(config: EngineConfig, rank: int = 0, *, plan_only: bool = False)
         return _described(name, which, policy)._replace(ranks=config.tensor_parallel_size)
     found = choose(name)
     first = int(which) if which.isdigit() else found.backend.describe(which).index if which else 0
-    device, sharing = _opened(found.backend, first, rank, config.tensor_parallel_size)
+    world = config.tensor_parallel_size
+    device, sharing = _opened(found.backend, first, rank, world)
     kernel_store.use(device.info)
     wrap = None if config.kernel_log == "off" else wrapper(config.kernel_log, logging.getLogger("pagoda.kernels").info)
     if config.graphs == "piecewise":
         wrap = apart(device.graphs, wrap)
     table = kernel_table(found.backend, device.info, policy, wrap)
-    return Target(found.backend, device, device.info, table, found.probe.message, sharing, ranks(config))
+    return Target(
+        found.backend, device, device.info, table, found.probe.message, sharing, _ranks_on(found.backend, config.tensor_parallel_size)
+    )
 
 
 def _opened(backend: Backend, first: int, rank: int, world: int) -> tuple[Device, int]:

@@ -108,6 +108,8 @@ class WireClient:
 
     def _read(self) -> None:
         """All that has come. Steps that came together are delivered together, so that a process that falls behind has less to do."""
+        if self._answers.closed:  # meanwhile, before a call that was due
+            return
         steps: list[StepDeltas] = []
         for _ in range(MOST_AT_ONCE):
             try:

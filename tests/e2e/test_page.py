@@ -2,35 +2,22 @@
 
 import base64
 import json
-import shutil
 import time
 
+import chromium
 import httpx
 import pytest
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from tiny_vision import add_processor, make_vision, picture
 from toy_process import SERVE, ServerProcess
 
-QUIET = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    " --disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1280,860"
-)
-
 
 @pytest.fixture
 def browser(require):
-    binary = shutil.which("chromium") or shutil.which("google-chrome")
-    driver_path = shutil.which("chromedriver")
-    require("browser", bool(binary and driver_path))
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for argument in QUIET.split():
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(driver_path))
+    require("browser", chromium.HERE)
+    driver = chromium.chromium("--window-size=1280,860")
     yield driver
     driver.quit()
 
