@@ -21,7 +21,9 @@ attention_probs_dropout_prob classifier_dropout embedding_dropout residual_dropo
 ffn_dropout output_dropout pretraining_tp gradient_checkpointing use_flash_attention use_flash_attn attn_implementation _attn_implementation
 _attn_implementation_autoset _flash_attn_2_enabled chunk_size_feed_forward id2label label2id problem_type finetuning_task is_encoder_decoder
 is_decoder add_cross_attention output_router_logits router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux eod_token_id
-router_z_loss_coef quantization_config compression_config
+router_z_loss_coef quantization_config compression_config summary_activation summary_first_dropout summary_last_dropout
+summary_proj_to_labels summary_type summary_use_proj layerdrop activation_dropout emb_pdrop embed_dropout encoder_layerdrop
+decoder_layerdrop num_logits_to_keep max_length num_nextn_predict_layers
 """
 HARMLESS = frozenset(_HARMLESS.split())
 """Keys that change no number of inference, or that others read (`quantization_config`: the number formats)."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagoda.models.checkpoint import Rename, Rule
+from pagoda.models.checkpoint import Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import PROJECTIONS, change_layers, listed_experts, llama_rules, rms
-from pagoda.models.families.routed import mlp_of, sparse
+from pagoda.models.families.common import change_layers, correction, llama_rules, mlp_of, moe_names, rms, sparse
 from pagoda.models.family import Family
 from pagoda.models.spec import Attention, DecoderSpec, Embed, Layer, Mlp, Moe, QkNorm, Router
 
@@ -38,20 +37,13 @@ def _moe(config: Config, mlp: Mlp) -> Moe:
     return Moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), hidden, router, mlp.activation, beside)
 
 
+SLOTS = {
+    "input_layernorm": "mixer_in", "post_attention_layernorm": "mixer_out", "pre_mlp_layernorm": "ff_in", "post_mlp_layernorm": "ff_out",
+}  # fmt: skip
+
+
 def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    slots = {
-        "input_layernorm": "mixer_in",
-        "post_attention_layernorm": "mixer_out",
-        "pre_mlp_layernorm": "ff_in",
-        "post_mlp_layernorm": "ff_out",
-    }
-    return (
-        *llama_rules(spec.head.tied, slots),
-        Rename("layers.{i}.mlp.expert_bias", "layers.{i}.ff.correction"),
-        Rename("layers.{i}.mlp.router.gate.{t}", "layers.{i}.ff.router.{t}"),
-        Rename("layers.{i}.mlp.shared_experts.{p}_proj.{t}", "layers.{i}.ff.shared.{p}.{t}"),
-        *listed_experts(spec, "mlp", PROJECTIONS),
-    )
+    return (*llama_rules(spec.head.tied, SLOTS), correction("mlp.expert_bias"), *moe_names(spec, router="router.gate"))
 
 
 AFMOE = Family("afmoe", ("AfmoeForCausalLM",), ("afmoe",), spec, rules)

@@ -7,15 +7,8 @@ from dataclasses import dataclass, replace
 
 from pagoda.models.checkpoint import Drop, Rename, Rule, Unstack
 from pagoda.models.config import Config
-from pagoda.models.families.common import activation
-from pagoda.models.families.seq2seq import (
-    decoder_layers,
-    decoder_names,
-    encoder_layer,
-    post_norm_decoder,
-    post_norm_encoder,
-    renamed,
-)
+from pagoda.models.families.common import Heads, activation, head_names, plain_mlp, renamed
+from pagoda.models.families.seq2seq import decoder_layers, decoder_names, encoder_layer, post_norm_decoder, post_norm_encoder
 from pagoda.models.family import Family
 from pagoda.models.spec import Attention, Cross, DecoderSpec, Embed, Encoder, Head, Layer, Learned, Mlp, Norm, Normed, Sinusoids
 
@@ -53,12 +46,10 @@ def bart(line: Line) -> Callable[[Config], DecoderSpec]:
 
 
 _HARMLESS = (
-    "use_cache", "num_hidden_layers", "encoder_layerdrop", "decoder_layerdrop", "activation_dropout", "forced_eos_token_id",
-    "forced_bos_token_id", "normalize_before", "add_final_layer_norm", "normalize_embedding", "add_bias_logits", 
-    "static_position_embeddings",
-    "extra_pos_embeddings", "max_length", "num_beams", "classif_dropout", "use_prompt", "prompt_length", "prompt_mid_dim",
-    "decoder_vocab_size", "force_bos_token_to_be_generated", "save_step", "min_length", "no_repeat_ngram_size", "early_stopping",
-    "length_penalty", "encoder_no_repeat_ngram_size", "bad_words_ids", "gradient_checkpointing",
+    "num_hidden_layers", "forced_eos_token_id", "forced_bos_token_id", "normalize_before", "add_final_layer_norm", "normalize_embedding",
+    "add_bias_logits", "static_position_embeddings", "extra_pos_embeddings", "num_beams", "classif_dropout", "use_prompt",
+    "prompt_length", "prompt_mid_dim", "decoder_vocab_size", "force_bos_token_to_be_generated", "save_step", "min_length",
+    "no_repeat_ngram_size", "early_stopping", "length_penalty", "encoder_no_repeat_ngram_size", "bad_words_ids",
 )  # fmt: skip
 
 
@@ -79,11 +70,8 @@ def bart_layers(
 
 def _side(config: Config, side: str, width: int, act: str) -> tuple[int, Attention, Mlp]:
     """Layers of the encoder or the decoder: how many, and what they are made of."""
-    heads = config.integer(f"{side}_attention_heads")
-    dim = width // heads
-    attention = Attention(heads, heads, dim, dim**-0.5, qkv_bias=True, out_bias=True)
-    ff = Mlp(config.integer(f"{side}_ffn_dim"), act, gated=False, up_bias=True, down_bias=True)
-    return config.integer(f"{side}_layers"), attention, ff
+    attention = Heads.each(config.integer(f"{side}_attention_heads"), width).attention(bias=True)
+    return config.integer(f"{side}_layers"), attention, plain_mlp(config.integer(f"{side}_ffn_dim"), act)
 
 
 def attention_names(theirs: str) -> dict[str, str]:
@@ -99,7 +87,7 @@ def bart_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Rename("head.bias.0", "head.bias"),
         Drop("model.encoder.embed_tokens.weight"),
         Drop("model.decoder.embed_tokens.weight"),
-        Drop("lm_head.weight") if spec.head.tied else Rename("lm_head.{t}", "head.{t}"),
+        *head_names(spec.head.tied),
         Rename("model.shared.{t}", "embed.{t}"),
         *position_names(spec.embed.positions),
         *(_post_names(spec) if isinstance(spec.layers[0].residual, Normed) else pre_norm_names(spec)),
@@ -123,7 +111,7 @@ def pre_norm_names(spec: DecoderSpec) -> tuple[Rule, ...]:
         Rename("model.decoder.layernorm_embedding.{t}", "embed.norm.{t}"),
         Rename("model.encoder.layernorm_embedding.{t}", "encoder.embed.norm.{t}"),
         *decoder_names("model.decoder.layers", len(spec.layers) // 2, own, cross | ff),
-        *renamed("model.encoder.layers.{i}", "encoder.layers.{i}", own | ff),
+        *renamed(own | ff, "model.encoder.layers.{i}", "encoder.layers.{i}"),
     )
 
 
@@ -139,7 +127,7 @@ def _post_names(spec: DecoderSpec) -> tuple[Rule, ...]:
         *_ends("model.decoder.layers", below, [f"layers.{2 * i}.mixer_in" for i in range(1, below)], "norm"),
         *_ends("model.encoder.layers", above, [f"encoder.layers.{i}.mixer_in" for i in range(1, above)], "encoder.norm"),
         *decoder_names("model.decoder.layers", below, attention_names("self_attn"), cross),
-        *renamed("model.encoder.layers.{i}", "encoder.layers.{i}", read),
+        *renamed(read, "model.encoder.layers.{i}", "encoder.layers.{i}"),
     )
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
 
 from pagoda.models.checkpoint import Also, Drop, Rename, Rule
 from pagoda.models.config import Config
-from pagoda.models.families.common import activation
-from pagoda.models.families.pooled import NO_HEAD, encoder_pooler, post_norm_layers, self_attention
+from pagoda.models.families.common import activation, plain_mlp, renamed
+from pagoda.models.families.pooled import encoder, post_norm_layers, self_attention
 from pagoda.models.family import Family
-from pagoda.models.pooling import Dense, Pooler, PoolStep
-from pagoda.models.spec import DecoderSpec, Embed, Layer, Learned, Mlp, Norm
+from pagoda.models.pooling import Dense, Pooler
+from pagoda.models.spec import DecoderSpec, Embed, Layer, Learned, Norm
 
-HEADS = {
-    "bert": (Dense(0, "tanh"),), "roberta": (Dense(0, "tanh"),), "electra": (Dense(0, "gelu"),),
-}  # fmt: skip
-"""What stands before the scores of a whole text; the width is the model's."""
+HEADS = {"bert": "tanh", "roberta": "tanh", "electra": "gelu"}
+"""Activation of what stands before the scores of a whole text."""
 
 
 def bert(config: Config, line: str = "bert", offset: int = 0, before: bool = False, embed_norm: bool = True) -> DecoderSpec:
@@ -23,32 +22,20 @@ def bert(config: Config, line: str = "bert", offset: int = 0, before: bool = Fal
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     config.require("position_embedding_type", "absolute", default="absolute")
     config.ignore("tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
-    config.ignore("pooler_type", "directionality", "summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
+    config.ignore("pooler_type", "directionality")
     norm = Norm("layer", config.number("layer_norm_eps", default=1e-12), bias=True)
     narrow = config.integer("embedding_size", default=width)
     rows = config.integer("max_position_embeddings")
-    ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_act"), gated=False, up_bias=True, down_bias=True)
-    head = _head(config, line, width)
+    ff = plain_mlp(config.integer("intermediate_size"), activation(config, "hidden_act"))
     count, mixer = config.integer("num_hidden_layers"), self_attention(heads, width // heads)
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=(Layer(mixer, ff, norm, ff_in=norm),) * count if before else post_norm_layers(count, mixer, ff, norm, narrow == width),
-        norm=norm,
-        embed=Embed(
-            positions=Learned(rows, offset),
-            types=config.integer("type_vocab_size", default=2),
-            norm=norm if (before and embed_norm) or narrow != width else None,
-            width=None if narrow == width else narrow,
-        ),
-        head=NO_HEAD,
-        max_positions=rows - offset,
-        pooler=encoder_pooler(config, head),
+    layers = (Layer(mixer, ff, norm, ff_in=norm),) * count if before else post_norm_layers(count, mixer, ff, norm, narrow == width)
+    embed = Embed(
+        positions=Learned(rows, offset),
+        types=config.integer("type_vocab_size", default=2),
+        norm=norm if (before and embed_norm) or narrow != width else None,
+        width=None if narrow == width else narrow,
     )
-
-
-def _head(config: Config, line: str, width: int) -> tuple[PoolStep, ...]:
-    return tuple(replace(step, outputs=width) for step in HEADS[line])
+    return encoder(config, width, layers, norm, embed, rows - offset, (Dense(width, HEADS[line]),))
 
 
 def roberta(config: Config) -> DecoderSpec:
@@ -108,7 +95,7 @@ _LAYER = {
 def layer_rules(at: str, count: int, names: dict[str, str] | None = None, last: str = "output.LayerNorm") -> tuple[Rule, ...]:
     """Layers below `at`; the norm that ends a layer (`last`) is the one that begins the next."""
     return (
-        *(Rename(f"{at}.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in (names or _LAYER).items()),
+        *renamed(names or _LAYER, f"{at}.{{i}}"),
         *(Rename(f"{at}.{i}.{last}.{{t}}", f"layers.{i + 1}.mixer_in.{{t}}") for i in range(count - 1)),
         Rename(f"{at}.{count - 1}.{last}.{{t}}", "norm.{t}"),
     )
@@ -118,7 +105,7 @@ def before_rules(prefix: str, spec: DecoderSpec, names: dict[str, str], last: st
     """Of models whose norms come before: `names` of the norms in a layer, and the one after the last layer."""
     at = f"{prefix}.encoder.layer"
     plain = {theirs: ours for theirs, ours in _LAYER.items() if "LayerNorm" not in theirs}
-    layers = (Rename(f"{at}.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in (plain | names).items())
+    layers = renamed(plain | names, f"{at}.{{i}}")
     parts = dict.fromkeys((last.partition(".")[0], "encoder"))
     bare = (Also(f"{part}.{{x*}}", f"{prefix}.{part}.{{x*}}") for part in parts)
     return (*bare, Rename(f"{prefix}.{last}.{{t}}", "norm.{t}"), *layers, *bert_rules(prefix, spec))
@@ -145,38 +132,29 @@ def architectures(*stems: str) -> tuple[str, ...]:
     return tuple(stem + end for stem in stems for end in ends)
 
 
-BERT = Family("bert", architectures("Bert"), ("bert",), bert, lambda spec: bert_rules("bert", spec), pools=True)
-ROBERTA = Family(
-    "roberta",
-    architectures("Roberta", "XLMRoberta", "Camembert"),
-    ("roberta", "xlm-roberta", "camembert"),
-    roberta,
-    lambda spec: bert_rules("roberta", spec),
-    pools=True,
-)
-BEFORE = (
-    Family(
-        "roberta_prelayernorm", architectures("RobertaPreLayerNorm"), ("roberta-prelayernorm",), roberta_before,
-        lambda spec: before_rules(
-            "roberta_prelayernorm", spec, {"attention.LayerNorm": "mixer_in", "intermediate.LayerNorm": "ff_in"}, "LayerNorm"
-        ),
-        pools=True,
+def _family(name: str, stems: tuple[str, ...], model_types: tuple[str, ...], spec: Callable[[Config], DecoderSpec], prefix: str) -> Family:
+    return Family(name, architectures(*stems), model_types, spec, partial(bert_rules, prefix), pools=True)
+
+
+def _before(name: str, stem: str, spec: Callable[[Config], DecoderSpec], prefix: str, norms: dict[str, str], last: str) -> Family:
+    rules = partial(before_rules, prefix, names=norms, last=last)
+    return Family(name, architectures(stem), (name.replace("_", "-"),), spec, rules, pools=True)
+
+
+ROBERTA_KIN = ("Roberta", "XLMRoberta", "Camembert")
+BERTS = (
+    _family("bert", ("Bert",), ("bert",), bert, "bert"),
+    _family("roberta", ROBERTA_KIN, ("roberta", "xlm-roberta", "camembert"), roberta, "roberta"),
+    _family("ernie", ("Ernie",), ("ernie",), ernie, "ernie"),
+    _family("data2vec_text", ("Data2VecText",), ("data2vec-text",), roberta, "data2vec_text"),
+    _family("electra", ("Electra",), ("electra",), electra, "electra"),
+    _before(
+        "roberta_prelayernorm", "RobertaPreLayerNorm", roberta_before, "roberta_prelayernorm",
+        {"attention.LayerNorm": "mixer_in", "intermediate.LayerNorm": "ff_in"}, "LayerNorm",
     ),
-    Family(
-        "xlm_roberta_xl", architectures("XLMRobertaXL"), ("xlm-roberta-xl",), roberta_xl,
-        lambda spec: before_rules(
-            "roberta", spec, {"attention.self_attn_layer_norm": "mixer_in", "LayerNorm": "ff_in"}, "encoder.LayerNorm"
-        ),
-        pools=True,
+    _before(
+        "xlm_roberta_xl", "XLMRobertaXL", roberta_xl, "roberta",
+        {"attention.self_attn_layer_norm": "mixer_in", "LayerNorm": "ff_in"}, "encoder.LayerNorm",
     ),
-    Family(
-        "megatron_bert", architectures("MegatronBert"), ("megatron-bert",), megatron,
-        lambda spec: before_rules("bert", spec, {"attention.ln": "mixer_in", "ln": "ff_in"}, "encoder.ln"),
-        pools=True,
-    ),
+    _before("megatron_bert", "MegatronBert", megatron, "bert", {"attention.ln": "mixer_in", "ln": "ff_in"}, "encoder.ln"),
 )  # fmt: skip
-ERNIE = Family("ernie", architectures("Ernie"), ("ernie",), ernie, lambda spec: bert_rules("ernie", spec), pools=True)
-DATA2VEC = Family(
-    "data2vec_text", architectures("Data2VecText"), ("data2vec-text",), roberta, lambda spec: bert_rules("data2vec_text", spec), pools=True
-)
-ELECTRA = Family("electra", architectures("Electra"), ("electra",), electra, lambda spec: bert_rules("electra", spec), pools=True)

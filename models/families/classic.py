@@ -2,55 +2,51 @@
 
 from __future__ import annotations
 
-from pagoda.models.checkpoint import Also, Drop, Rename, Rule, Split
+from pagoda.models.checkpoint import Also, Drop, Rename, Rule
 from pagoda.models.config import Config
-from pagoda.models.families.common import activation, attention_of, interleaved_qkv
+from pagoda.models.families.common import (
+    Heads,
+    activation,
+    attention_of,
+    decoder,
+    head_names,
+    interleaved_qkv,
+    plain_mlp,
+    renamed,
+    split,
+)
 from pagoda.models.family import Family
-from pagoda.models.spec import Alibi, Attention, DecoderSpec, Embed, Head, Layer, Learned, Mlp, Norm
+from pagoda.models.spec import Alibi, Attention, DecoderSpec, Embed, Layer, Learned, Mlp, Norm
 
 UNBOUND = 2048
 """Sequence length of models whose positions set no limit and whose configuration gives none."""
 
 
 def opt(config: Config) -> DecoderSpec:
-    width, heads, positions = (
-        config.integer("hidden_size"),
-        config.integer("num_attention_heads"),
-        config.integer("max_position_embeddings"),
-    )
+    width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    positions = config.integer("max_position_embeddings")
     config.require("do_layer_norm_before", True)
     config.require("word_embed_proj_dim", width, None)
-    config.ignore("layerdrop", "prefix", "output_projection")
+    config.ignore("prefix", "output_projection")
     affine, bias = config.flag("layer_norm_elementwise_affine", default=True), config.flag("enable_bias", default=True)
-    norm, dim = Norm("layer", 1e-5, weight=affine, bias=affine), width // heads
-    ff = Mlp(config.integer("ffn_dim"), activation(config, "activation_function"), gated=False, up_bias=bias, down_bias=bias)
-    attention = Attention(heads, heads, dim, dim**-0.5, qkv_bias=bias, out_bias=bias)
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=(Layer(attention, ff, norm, ff_in=norm),) * config.integer("num_hidden_layers"),
-        norm=None if config.flag("_remove_final_layer_norm", default=False) else norm,
-        embed=Embed(positions=Learned(positions + 2, offset=2)),
-        head=Head(tied=config.flag("tie_word_embeddings", default=True)),
-        max_positions=positions,
-    )
+    norm = Norm("layer", 1e-5, weight=affine, bias=affine)
+    ff = plain_mlp(config.integer("ffn_dim"), activation(config, "activation_function"), bias)
+    layer = Layer(Heads.each(heads, width).attention(bias=bias), ff, norm, ff_in=norm)
+    last = None if config.flag("_remove_final_layer_norm", default=False) else norm
+    embed = Embed(positions=Learned(positions + 2, offset=2))
+    return decoder(config, width, (layer,) * config.integer("num_hidden_layers"), last, positions, tied=True, embed=embed)
 
 
 def opt_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    names = {
-        "self_attn_layer_norm": "mixer_in",
-        "final_layer_norm": "ff_in",
-        "fc1": "ff.up",
-        "fc2": "ff.down",
-    }
+    names = {"self_attn_layer_norm": "mixer_in", "final_layer_norm": "ff_in", "fc1": "ff.up", "fc2": "ff.down"}
     return (
         Also("decoder.{x*}", "model.decoder.{x*}"),
-        *((Drop("lm_head.weight"),) if spec.head.tied else (Rename("lm_head.{t}", "head.{t}"),)),
+        *head_names(spec.head.tied),
         Rename("model.decoder.embed_tokens.{t}", "embed.{t}"),
         Rename("model.decoder.embed_positions.weight", "embed.positions"),
         Rename("model.decoder.final_layer_norm.{t}", "norm.{t}"),
         Rename("model.decoder.layers.{x*}", "layers.{x*}"),
-        *(Rename(f"layers.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in names.items()),
+        *renamed(names),
         Rename("layers.{i}.self_attn.{p}_proj.{t}", "layers.{i}.mixer.{p}.{t}"),
         Rename("layers.{i}.mixer.out.{t}", "layers.{i}.mixer.o.{t}"),
     )
@@ -60,19 +56,12 @@ def bloom(config: Config) -> DecoderSpec:
     width, heads = config.integer("hidden_size", "n_embed"), config.integer("n_head", "num_attention_heads")
     config.require("apply_residual_connection_post_layernorm", False, None)
     config.ignore("slow_but_exact", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv")
-    config.ignore("unk_token_id", "attention_softmax_in_fp32", "n_embed")
-    norm, dim = Norm("layer", config.number("layer_norm_epsilon", default=1e-5), bias=True), width // heads
-    attention = Attention(heads, heads, dim, dim**-0.5, Alibi(), qkv_bias=True, out_bias=True)
-    ff = Mlp(4 * width, "gelu_tanh", gated=False, up_bias=True, down_bias=True)
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=(Layer(attention, ff, norm, ff_in=norm),) * config.integer("n_layer", "num_hidden_layers"),
-        norm=norm,
-        embed=Embed(norm=norm),
-        head=Head(tied=config.flag("tie_word_embeddings", default=True)),
-        max_positions=config.integer("seq_length", "max_position_embeddings", default=UNBOUND),
-    )
+    config.ignore("attention_softmax_in_fp32", "n_embed")
+    norm = Norm("layer", config.number("layer_norm_epsilon", default=1e-5), bias=True)
+    layer = Layer(Heads.each(heads, width).attention(Alibi(), bias=True), plain_mlp(4 * width, "gelu_tanh"), norm, ff_in=norm)
+    longest = config.integer("seq_length", "max_position_embeddings", default=UNBOUND)
+    layers = (layer,) * config.integer("n_layer", "num_hidden_layers")
+    return decoder(config, width, layers, norm, longest, tied=True, embed=Embed(norm=norm))
 
 
 def bloom_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
@@ -86,9 +75,8 @@ def bloom_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Rename("transformer.word_embeddings.{t}", "embed.{t}"),
         Rename("transformer.word_embeddings_layernorm.{t}", "embed.norm.{t}"),
         Rename("transformer.ln_f.{t}", "norm.{t}"),
-        Rename("transformer.h.{x*}", "h.{x*}"),
-        *(Rename(f"h.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in names.items()),
-        *interleaved_qkv(spec, "h.{i}.self_attention.query_key_value"),
+        *renamed(names, "transformer.h.{i}"),
+        *interleaved_qkv(spec, "transformer.h.{i}.self_attention.query_key_value"),
     )
 
 
@@ -99,34 +87,18 @@ def mpt(config: Config) -> DecoderSpec:
     attn.require("attn_type", "multihead_attention", default="multihead_attention")
     for name in ("qk_ln", "prefix_lm", "attn_uses_sequence_id"):
         attn.require(name, False, None)
-    attn.ignore("attn_impl", "attn_pdrop")
+    attn.ignore("attn_impl")
     config.require("no_bias", True, default=True)
     config.require("logit_scale", None, 1)
-    config.ignore(
-        "learned_pos_emb",
-        "emb_pdrop",
-        "embedding_fraction",
-        "init_device",
-        "init_config",
-        "norm_type",
-        "verbose",
-        "ffn_config",
-        "emb_prob_drop",
-    )
+    config.ignore("learned_pos_emb", "embedding_fraction", "init_device", "init_config", "norm_type", "verbose")
+    config.ignore("ffn_config", "emb_prob_drop")
     norm, dim = Norm("layer", config.number("layer_norm_epsilon", default=1e-5)), width // heads
     scale = attn.number("softmax_scale", default=dim**-0.5)
     position = Alibi(attn.number("alibi_bias_max", default=8.0))
     attention = Attention(heads, heads, dim, scale, position, clip=attn.number("clip_qkv", default=None))
     ff = Mlp(int(config.number("expansion_ratio", default=4)) * width, "gelu", gated=False)
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=(Layer(attention, ff, norm, ff_in=norm),) * config.integer("n_layers"),
-        norm=norm,
-        embed=Embed(),
-        head=Head(tied=config.flag("tie_word_embeddings", default=True)),
-        max_positions=config.integer("max_seq_len", default=UNBOUND),
-    )
+    layers = (Layer(attention, ff, norm, ff_in=norm),) * config.integer("n_layers")
+    return decoder(config, width, layers, norm, config.integer("max_seq_len", default=UNBOUND), tied=True)
 
 
 def mpt_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
@@ -135,51 +107,39 @@ def mpt_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Drop("lm_head.weight"),
         Rename("transformer.wte.{t}", "embed.{t}"),
         Rename("transformer.norm_f.{t}", "norm.{t}"),
-        Rename("transformer.blocks.{x*}", "layers.{x*}"),
-        *(Rename(f"layers.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in names.items()),
-        Split("layers.{i}.attn.Wqkv.{t}", tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "qkv")),
+        *renamed(names, "transformer.blocks.{i}"),
+        split("transformer.blocks.{i}.attn.Wqkv", "layers.{i}.mixer", "qkv"),
     )
 
 
 def bigcode(config: Config) -> DecoderSpec:
     width, heads, positions = config.integer("n_embd"), config.integer("n_head"), config.integer("n_positions")
     config.ignore(
-        "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner", "num_key_value_heads", "summary_activation"
-    )
-    config.ignore(
-        "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "pre_allocate_kv_cache", "max_batch_size"
-    )
-    config.ignore("max_sequence_length", "pad_key_length", "validate_runner_input")
+        "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner", "num_key_value_heads",
+        "pre_allocate_kv_cache", "max_batch_size", "max_sequence_length", "pad_key_length", "validate_runner_input",
+    )  # fmt: skip
     norm, dim = Norm("layer", config.number("layer_norm_epsilon", default=1e-5), bias=True), width // heads
     kv_heads = 1 if config.flag("multi_query", default=True) else heads
     scale = dim**-0.5 if config.flag("scale_attn_weights", default=True) else 1.0
     attention = Attention(heads, kv_heads, dim, scale, qkv_bias=True, out_bias=True)
-    hidden = config.integer("n_inner", default=4 * width)
-    ff = Mlp(hidden, activation(config, "activation_function"), gated=False, up_bias=True, down_bias=True)
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=(Layer(attention, ff, norm, ff_in=norm),) * config.integer("n_layer"),
-        norm=norm,
-        embed=Embed(positions=Learned(positions)),
-        head=Head(tied=config.flag("tie_word_embeddings", default=True)),
-        max_positions=positions,
-    )
+    ff = plain_mlp(config.integer("n_inner", default=4 * width), activation(config, "activation_function"))
+    layers = (Layer(attention, ff, norm, ff_in=norm),) * config.integer("n_layer")
+    return decoder(config, width, layers, norm, positions, tied=True, embed=Embed(positions=Learned(positions)))
 
 
 def bigcode_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     names = {"ln_1": "mixer_in", "ln_2": "ff_in", "attn.c_proj": "mixer.o", "mlp.c_fc": "ff.up", "mlp.c_proj": "ff.down"}
     attention, fused = attention_of(spec), "layers.{i}.attn.c_attn"
     sizes = tuple(heads * attention.head_dim for heads in (attention.heads, attention.kv_heads, attention.kv_heads))
-    one_kv = (Split(f"{fused}.{{t}}", tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "qkv"), sizes),)
+    one_kv = (split(fused, "layers.{i}.mixer", "qkv", sizes),)
     return (
         Drop("transformer.h.{i}.attn.bias"),
-        *((Drop("lm_head.weight"),) if spec.head.tied else (Rename("lm_head.{t}", "head.{t}"),)),
+        *head_names(spec.head.tied),
         Rename("transformer.wte.{t}", "embed.{t}"),
         Rename("transformer.wpe.weight", "embed.positions"),
         Rename("transformer.ln_f.{t}", "norm.{t}"),
         Rename("transformer.h.{x*}", "layers.{x*}"),
-        *(Rename(f"layers.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in names.items()),
+        *renamed(names),
         *(one_kv if attention.kv_heads == 1 else interleaved_qkv(spec, fused)),
     )
 

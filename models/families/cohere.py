@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pagoda.hal.errors import ModelError
-from pagoda.models.checkpoint import Rename, Rule
+from pagoda.models.checkpoint import Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import PROJECTIONS, change_layers, listed_experts, llama_rules, rms
+from pagoda.models.families.common import change_layers, mlp_of, moe_names, plain_names, rms, with_attention
 from pagoda.models.family import Family
 from pagoda.models.spec import Attention, DecoderSpec, Layer, Mlp, Moe, Norm, QkNorm, Residual, Router, Window
 
@@ -18,8 +18,7 @@ def cohere(config: Config) -> DecoderSpec:
     plain = _parallel(config, llama.spec(config, "interleaved"))
     if not config.flag("use_qk_norm", default=False):
         return plain
-    norm = QkNorm(Norm("layer", config.number("layer_norm_eps", default=1e-5)), "each")
-    return change_layers(plain, lambda _, layer, attention: replace(layer, mixer=replace(attention, qk_norm=norm)))
+    return with_attention(plain, qk_norm=QkNorm(Norm("layer", config.number("layer_norm_eps", default=1e-5)), "each"))
 
 
 def cohere2(config: Config) -> DecoderSpec:
@@ -46,8 +45,7 @@ def cohere2_moe(config: Config) -> DecoderSpec:
     config.ignore("sliding_window_pattern", "order_of_interleaved_layers", "first_k_dense_replace", "use_gated_activation")
     turned = config.integer("prefix_dense_sliding_window_pattern", default=1) == 1
     plain, hidden = _parallel(config, llama.spec(config, "interleaved")), config.integer("prefix_dense_intermediate_size", default=None)
-    mlp = plain.layers[0].feed_forward
-    assert isinstance(mlp, Mlp)
+    mlp = mlp_of(plain)
     norm = rms(config) if config.has("rms_norm_eps") else plain.norm
     sparse, dense = _experts(config, mlp), replace(mlp, hidden=hidden or mlp.hidden)
 
@@ -71,12 +69,7 @@ def _experts(config: Config, mlp: Mlp) -> Moe:
 
 
 def cohere2_moe_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (
-        *llama_rules(spec.head.tied),
-        Rename("layers.{i}.mlp.gate.{t}", "layers.{i}.ff.router.{t}"),
-        Rename("layers.{i}.mlp.shared_experts.{p}_proj.{t}", "layers.{i}.ff.shared.{p}.{t}"),
-        *listed_experts(spec, "mlp", PROJECTIONS),
-    )
+    return (*plain_names(spec), *moe_names(spec))
 
 
 def _parallel(config: Config, plain: DecoderSpec) -> DecoderSpec:
@@ -86,6 +79,6 @@ def _parallel(config: Config, plain: DecoderSpec) -> DecoderSpec:
     return replace(parallel, norm=norm, head=head)
 
 
-COHERE = Family("cohere", ("CohereForCausalLM",), ("cohere",), cohere, lambda spec: llama_rules(spec.head.tied))
-COHERE2 = Family("cohere2", ("Cohere2ForCausalLM",), ("cohere2",), cohere2, lambda spec: llama_rules(spec.head.tied))
+COHERE = Family("cohere", ("CohereForCausalLM",), ("cohere",), cohere, plain_names)
+COHERE2 = Family("cohere2", ("Cohere2ForCausalLM",), ("cohere2",), cohere2, plain_names)
 COHERE2_MOE = Family("cohere2_moe", ("Cohere2MoeForCausalLM",), ("cohere2_moe",), cohere2_moe, cohere2_moe_rules)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from pagoda.models.rope import (
     YarnScaling,
     yarn_attention_factor,
 )
-from pagoda.models.spec import Attention, Bidirectional, DecoderSpec, Layer, Moe, Norm, Window
+from pagoda.models.spec import Alibi, Attention, Bidirectional, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Norm, Window
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
@@ -49,13 +49,14 @@ class Heads:
         heads = config.integer("num_attention_heads")
         return cls(heads, config.integer("num_key_value_heads", default=heads), config.integer("head_dim", default=width // heads))
 
-    @property
-    def q(self) -> int:
-        return self.heads * self.head_dim
+    @classmethod
+    def each(cls, heads: int, width: int) -> Heads:
+        """Keys of its own for every head."""
+        return cls(heads, heads, width // heads)
 
-    @property
-    def kv(self) -> int:
-        return self.kv_heads * self.head_dim
+    def attention(self, position: Rope | Alibi | None = None, bias: bool = False, **rest: Any) -> Attention:
+        """Of these heads and the usual scale; `bias`: of all projections; `rest`: its other fields."""
+        return Attention(self.heads, self.kv_heads, self.head_dim, self.head_dim**-0.5, position, qkv_bias=bias, out_bias=bias, **rest)
 
 
 def rms(config: Config, default: float = 1e-6, offset: float = 0.0) -> Norm:
@@ -164,25 +165,74 @@ def windows(config: Config, layers: int, sliding: int | None) -> tuple[Window | 
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
+def decoder(
+    config: Config, width: int, layers: Iterable[Layer], norm: Norm | None, longest: int, *, tied: bool = False, embed: Embed | None = None
+) -> DecoderSpec:
+    """A decoder around its layers. `longest`: sequence that its positions allow; `tied`: its head is, where the configuration is silent."""
+    head = Head(tied=config.flag("tie_word_embeddings", default=tied))
+    return DecoderSpec(config.integer("vocab_size"), width, tuple(layers), norm, embed or Embed(), head, longest)
+
+
+def plain_mlp(hidden: int, act: str, bias: bool = True) -> Mlp:
+    """Two products with an activation between them, as GPT has it."""
+    return Mlp(hidden, act, gated=False, up_bias=bias, down_bias=bias)
+
+
+def head_names(tied: bool, name: str = "lm_head") -> tuple[Rule, ...]:
+    return (Drop(f"{name}.weight") if tied else Rename(f"{name}.{{t}}", "head.{t}"),)
+
+
+def renamed(names: Mapping[str, str], at: str = "layers.{i}", to: str = "layers.{i}") -> tuple[Rule, ...]:
+    """Modules below `at` that lie below `to` here: theirs → ours; {i} stands for the layer."""
+    return tuple(Rename(f"{at}.{theirs}.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in names.items())
+
+
+def split(old: str, to: str, parts: Iterable[str], sizes: tuple[int, ...] = (), leaf: str = ".{t}", dim: int = 0) -> Split:
+    """What is stored in one tensor `old` → its parts below `to`."""
+    return Split(f"{old}{leaf}", tuple(f"{to}.{part}{leaf}" for part in parts), sizes, dim)
+
+
 def llama_rules(tied: bool, norms: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
     """Names of the Llama line. `norms`: checkpoint's word → our slot, where they differ from pre-norms."""
     slots = norms or {"input_layernorm": "mixer_in", "post_attention_layernorm": "ff_in"}
     return (
         Drop("{x*}.rotary_emb.inv_freq"),
-        *((Drop("lm_head.weight"),) if tied else (Rename("lm_head.{t}", "head.{t}"),)),
+        *head_names(tied),
         Rename("model.embed_tokens.{t}", "embed.{t}"),
         Rename("model.norm.{t}", "norm.{t}"),
         Rename("model.layers.{x*}", "layers.{x*}"),
         Rename("layers.{i}.self_attn.{p}_proj.{t}", "layers.{i}.mixer.{p}.{t}"),
         Rename("layers.{i}.self_attn.{n}_norm.{t}", "layers.{i}.mixer.{n}_norm.{t}"),
         Rename("layers.{i}.mlp.{p}_proj.{t}", "layers.{i}.ff.{p}.{t}"),
-        *(Rename(f"layers.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in slots.items()),
+        *renamed(slots),
     )
+
+
+def plain_names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    """The rules of a family whose names are Llama's."""
+    return llama_rules(spec.head.tied)
 
 
 def change_layers(spec: DecoderSpec, change: Callable[[int, Layer, Attention], Layer]) -> DecoderSpec:
     """The spec with each layer changed: `change(index, layer, its attention)`."""
     return replace(spec, layers=tuple(change(i, layer, _attention_in(layer)) for i, layer in enumerate(spec.layers)))
+
+
+def with_attention(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
+    """The spec with fields of every layer's attention changed."""
+    return change_layers(spec, lambda _, layer, attention: replace(layer, mixer=replace(attention, **changes)))
+
+
+def mlp_of(spec: DecoderSpec) -> Mlp:
+    """The first layer's dense feed-forward."""
+    mlp = spec.layers[0].feed_forward
+    assert isinstance(mlp, Mlp)
+    return mlp
+
+
+def sparse(spec: DecoderSpec, moe: Moe, dense: Container[int] = ()) -> DecoderSpec:
+    """The spec with experts in all layers but those."""
+    return change_layers(spec, lambda i, layer, _: layer if i in dense else replace(layer, feed_forward=moe))
 
 
 def bidirectional(spec: DecoderSpec) -> DecoderSpec:
@@ -209,10 +259,29 @@ def listed_experts(spec: DecoderSpec, block: str, names: Mapping[str, str]) -> t
 
 
 PROJECTIONS = {f"{name}_proj": name for name in ("gate", "up", "down")}
+MIXTRAL_NAMES = {"w1": "gate", "w3": "up", "w2": "down"}
+
+
+def moe_names(
+    spec: DecoderSpec, block: str = "mlp", router: str = "gate", shared: str = "shared_experts", names: Mapping[str, str] = PROJECTIONS
+) -> tuple[Rule, ...]:
+    """A router, experts one by one (`names`: theirs → ours) and shared ones, below `layers.{i}.BLOCK`; with a gate beside the last."""
+    at, to = f"layers.{{i}}.{block}", "layers.{i}.ff"
+    return (
+        Rename(f"{at}.{router}.{{t}}", f"{to}.router.{{t}}"),
+        Rename(f"{at}.{shared}_gate.{{t}}", f"{to}.shared_gate.{{t}}"),
+        Rename(f"{at}.{shared}.{{p}}_proj.{{t}}", f"{to}.shared.{{p}}.{{t}}"),
+        *listed_experts(spec, block, names),
+    )
+
+
+def correction(theirs: str) -> Rename:
+    """What is added to the scores of a layer's experts when they are chosen."""
+    return Rename(f"layers.{{i}}.{theirs}", "layers.{i}.ff.correction")
 
 
 def interleaved_qkv(spec: DecoderSpec, name: str) -> tuple[Rule, ...]:
     """q, k and v of each head side by side in `NAME.{t}` → three tensors."""
     attention = attention_of(spec)
     view = (attention.heads, 3, attention.head_dim)
-    return (Reorder(f"{name}.{{t}}", view, (1, 0, 2)), Split(f"{name}.{{t}}", tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "qkv")))
+    return (Reorder(f"{name}.{{t}}", view, (1, 0, 2)), split(name, "layers.{i}.mixer", "qkv"))

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
-from pagoda.models.families.common import Heads, activation, listed_experts, llama_rules, max_positions, rms, rope
+from pagoda.models.families.common import (
+    MIXTRAL_NAMES,
+    Heads,
+    activation,
+    correction,
+    decoder,
+    llama_rules,
+    max_positions,
+    moe_names,
+    plain_names,
+    renamed,
+    rms,
+    rope,
+)
+from pagoda.models.families.latent import latent_names
 from pagoda.models.families.qwen_next import FULL, LINEAR
-from pagoda.models.families.recurrent_common import layer_kinds
+from pagoda.models.families.recurrent_common import layer_kinds, rate_names
 from pagoda.models.family import Family
 from pagoda.models.recurrent import Conv, GatedDelta, GatedNorm, KimiDelta
-from pagoda.models.spec import MLA, Attention, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Norm, QkNorm, Router
+from pagoda.models.spec import MLA, DecoderSpec, Layer, Mlp, Moe, Norm, QkNorm, Router
 
 
 def olmo_hybrid(config: Config) -> DecoderSpec:
     width, count, norm = config.integer("hidden_size"), config.integer("num_hidden_layers"), rms(config)
-    heads, bias = Heads.read(config, width), config.flag("attention_bias", default=False)
+    heads = Heads.read(config, width)
     turned = config.child("rope_parameters")
     position = rope(config, heads.head_dim) if turned is not None and turned.has("rope_theta") else None
-    attention = Attention(
-        heads.heads,
-        heads.kv_heads,
-        heads.head_dim,
-        heads.head_dim**-0.5,
-        position,
-        qk_norm=QkNorm(norm, "full"),
-        qkv_bias=bias,
-        out_bias=bias,
-    )
+    attention = heads.attention(position, config.flag("attention_bias", default=False), qk_norm=QkNorm(norm, "full"))
     mlp = Mlp(config.integer("intermediate_size"), activation(config, "hidden_act"))
     v_heads = config.integer("linear_num_value_heads", default=heads.heads)
     delta = GatedDelta(
@@ -41,15 +46,7 @@ def olmo_hybrid(config: Config) -> DecoderSpec:
     config.ignore("linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor", "linear_dt_max", "linear_dt_min", "linear_use_gate")
     kinds = layer_kinds(config, count, (LINEAR, FULL))
     made = {LINEAR: Layer(delta, mlp, mixer_in=norm, ff_in=norm), FULL: Layer(attention, mlp, mixer_out=norm, ff_out=norm)}
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=tuple(made[kind] for kind in kinds),
-        norm=norm,
-        embed=Embed(),
-        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
-        max_positions=max_positions(config, position.scaling if position else None),
-    )
+    return decoder(config, width, (made[kind] for kind in kinds), norm, max_positions(config, position.scaling if position else None))
 
 
 def olmo_hybrid_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
@@ -59,21 +56,27 @@ def olmo_hybrid_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         slots = {"attention_layer_norm": "mixer_in", "feedforward_layer_norm": "ff_in"}
         if not delta:
             slots = {"feedforward_layer_norm": "mixer_out", "post_feedforward_layernorm": "ff_out"}
-        names += [Rename(f"{at}.{theirs}.{{t}}", f"layers.{i}.{ours}.{{t}}") for theirs, ours in slots.items()]
+        names += renamed(slots, at, at)
     return (*llama_rules(spec.head.tied, {}), *names, *_apart("layers.{i}.linear_attn"))
 
 
 def _apart(at: str) -> tuple[Rule, ...]:
     """The delta rule's tensors, each projection and convolution by itself."""
     to = "layers.{i}.mixer"
-    names = {"q": "query", "k": "key", "v": "value", "b": "beta", "a": "step", "g": "z", "o": "out"}
+    names = {**MIXED, "b": "beta", "a": "step", "g": "z", "o": "out"}
     return (
         *(Rename(f"{at}.{theirs}_proj.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in names.items()),
-        *(Rename(f"{at}.{theirs}_conv1d.{{t}}", f"{to}.conv.{names[theirs]}.{{t}}") for theirs in "qkv"),
-        Rename(f"{at}.A_log", f"{to}.a_log"),
-        Rename(f"{at}.dt_bias", f"{to}.step_bias"),
+        *_convolved(at, to),
         Rename(f"{at}.o_norm.{{t}}", f"{to}.norm.{{t}}"),
     )
+
+
+MIXED = {"q": "query", "k": "key", "v": "value"}
+
+
+def _convolved(at: str, to: str) -> tuple[Rule, ...]:
+    """Convolutions of q, k and v, and the rates of decay."""
+    return (*(Rename(f"{at}.{theirs}_conv1d.{{t}}", f"{to}.conv.{ours}.{{t}}") for theirs, ours in MIXED.items()), *rate_names(at, to))
 
 
 def kimi_linear(config: Config) -> DecoderSpec:
@@ -96,18 +99,11 @@ def kimi_linear(config: Config) -> DecoderSpec:
     delta_heads, dim = config.integer("linear_num_heads"), config.integer("linear_head_dim")
     conv = Conv(config.integer("linear_conv_kernel_dim", default=4))
     delta = KimiDelta(delta_heads, dim, conv, GatedNorm(norm, delta_heads, "sigmoid", shared=True))
-    config.ignore("head_dim", "qk_head_dim", "num_key_value_heads", "pretraining_tp", "rope_parameters", "rope_theta")
+    config.ignore("head_dim", "qk_head_dim", "num_key_value_heads", "rope_parameters", "rope_theta")
     mixers = {LINEAR: delta, FULL: mla}
     kinds, ff = layer_kinds(config, count, (LINEAR, FULL)), _kimi_ff(config, count)
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=tuple(Layer(mixers[kind], ff[i], mixer_in=norm, ff_in=norm) for i, kind in enumerate(kinds)),
-        norm=norm,
-        embed=Embed(),
-        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
-        max_positions=config.integer("model_max_length", "max_position_embeddings", default=131072),
-    )
+    layers = (Layer(mixers[kind], ff[i], mixer_in=norm, ff_in=norm) for i, kind in enumerate(kinds))
+    return decoder(config, width, layers, norm, config.integer("model_max_length", "max_position_embeddings", default=131072))
 
 
 def _kimi_ff(config: Config, count: int) -> list[Mlp | Moe]:
@@ -133,39 +129,23 @@ def _kimi_ff(config: Config, count: int) -> list[Mlp | Moe]:
 def kimi_linear_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     names: list[Rule] = []
     for i, layer in enumerate(spec.layers):
-        names += _kimi_delta(i) if isinstance(layer.mixer, KimiDelta) else _kimi_latent(i, layer.mixer)
+        names += _kimi_delta(i) if isinstance(layer.mixer, KimiDelta) else ()
         if isinstance(layer.feed_forward, Mlp):
             names.append(Rename(f"layers.{i}.block_sparse_moe.{{p}}_proj.{{t}}", f"layers.{i}.ff.{{p}}.{{t}}"))
-    block = "layers.{i}.block_sparse_moe"
+    block = "block_sparse_moe"
     return (
-        *llama_rules(spec.head.tied),
+        *plain_names(spec),
         *names,
-        Rename(f"{block}.gate.e_score_correction_bias", "layers.{i}.ff.correction"),
-        Rename(f"{block}.gate.{{t}}", "layers.{i}.ff.router.{t}"),
-        Rename(f"{block}.shared_experts.{{p}}_proj.{{t}}", "layers.{i}.ff.shared.{p}.{t}"),
-        *listed_experts(spec, "block_sparse_moe", {"w1": "gate", "w3": "up", "w2": "down"}),
+        *latent_names(spec),
+        correction(f"{block}.gate.e_score_correction_bias"),
+        *moe_names(spec, block, names=MIXTRAL_NAMES),
     )
 
 
-def _kimi_delta(i: int) -> list[Rule]:
+def _kimi_delta(i: int) -> tuple[Rule, ...]:
     at, to = f"layers.{i}.self_attn", f"layers.{i}.mixer"
-    names = {"q": "query", "k": "key", "v": "value"}
-    projections = {**names, "b": "beta", "f_a": "decay_down", "f_b": "decay", "g_a": "gate_down", "g_b": "gate", "o": "out"}
-    return [
-        *(Rename(f"{to}.{theirs}.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in projections.items()),
-        *(Rename(f"{at}.{theirs}_conv1d.{{t}}", f"{to}.conv.{ours}.{{t}}") for theirs, ours in names.items()),
-        Rename(f"{at}.A_log", f"{to}.a_log"),
-        Rename(f"{at}.dt_bias", f"{to}.step_bias"),
-        Rename(f"{to}.o_norm.{{t}}", f"{to}.norm.{{t}}"),
-    ]
-
-
-def _kimi_latent(i: int, mixer: object) -> list[Rule]:
-    at, to = f"layers.{i}.self_attn", f"layers.{i}.mixer"
-    names = {f"{at}.kv_a_proj_with_mqa": "kv_down", f"{at}.kv_a_layernorm": "kv_norm", f"{to}.kv_b": "kv"}
-    if isinstance(mixer, MLA) and mixer.q_rank:
-        names |= {f"{to}.q_a": "q_down", f"{at}.q_a_layernorm": "q_norm", f"{to}.q_b": "q"}
-    return [Rename(f"{theirs}.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in names.items()]
+    inner = {"b": "beta", "f_a": "decay_down", "f_b": "decay", "g_a": "gate_down", "g_b": "gate", "o": "out", "o_norm": "norm"}
+    return (*renamed({**MIXED, **inner}, to, to), *_convolved(at, to))
 
 
 DELTA_KIN = (

@@ -8,28 +8,20 @@ from pagoda.models.checkpoint import Also, Drop, Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.distance import Distances
 from pagoda.models.families.bert import architectures, head_rules, layer_rules
-from pagoda.models.families.common import activation
-from pagoda.models.families.pooled import NO_HEAD, encoder_pooler, post_norm_layers, self_attention
+from pagoda.models.families.common import activation, plain_mlp
+from pagoda.models.families.pooled import encoder, post_norm_layers, self_attention
 from pagoda.models.family import Family
 from pagoda.models.pooling import Dense
-from pagoda.models.spec import Bidirectional, DecoderSpec, Embed, Learned, Mlp, Norm
+from pagoda.models.spec import Bidirectional, DecoderSpec, Embed, Learned, Norm
 
 
 def distilbert(config: Config) -> DecoderSpec:
     width, heads, rows = config.integer("dim"), config.integer("n_heads"), config.integer("max_position_embeddings")
     config.ignore("sinusoidal_pos_embds", "tie_weights_", "tie_word_embeddings", "qa_dropout", "seq_classif_dropout", "output_past")
     norm = Norm("layer", 1e-12, bias=True)
-    ff = Mlp(config.integer("hidden_dim"), activation(config, "activation"), gated=False, up_bias=True, down_bias=True)
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=post_norm_layers(config.integer("n_layers"), self_attention(heads, width // heads), ff, norm),
-        norm=norm,
-        embed=Embed(positions=Learned(rows)),
-        head=NO_HEAD,
-        max_positions=rows,
-        pooler=encoder_pooler(config, (Dense(width, "relu"),)),
-    )
+    ff = plain_mlp(config.integer("hidden_dim"), activation(config, "activation"))
+    layers = post_norm_layers(config.integer("n_layers"), self_attention(heads, width // heads), ff, norm)
+    return encoder(config, width, layers, norm, Embed(positions=Learned(rows)), rows, (Dense(width, "relu"),))
 
 
 _DISTIL_LAYER = {
@@ -69,20 +61,11 @@ def mpnet(config: Config) -> DecoderSpec:
     config.ignore("tie_word_embeddings")
     norm = Norm("layer", config.number("layer_norm_eps", default=1e-12), bias=True)
     rows = config.integer("max_position_embeddings")
-    longest = rows - 2
     config.require("relative_attention_num_buckets", BUCKETS, default=BUCKETS)
-    ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_act"), gated=False, up_bias=True, down_bias=True)
+    ff = plain_mlp(config.integer("intermediate_size"), activation(config, "hidden_act"))
     mixer = Bidirectional(replace(self_attention(heads, width // heads).attention, position=Distances(BUCKETS, FAR)))
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=post_norm_layers(config.integer("num_hidden_layers"), mixer, ff, norm),
-        norm=norm,
-        embed=Embed(positions=Learned(rows, 2)),
-        head=NO_HEAD,
-        max_positions=longest,
-        pooler=encoder_pooler(config, (Dense(width, "tanh"),)),
-    )
+    layers = post_norm_layers(config.integer("num_hidden_layers"), mixer, ff, norm)
+    return encoder(config, width, layers, norm, Embed(positions=Learned(rows, 2)), rows - 2, (Dense(width, "tanh"),))
 
 
 _MPNET_LAYER = {

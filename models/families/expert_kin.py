@@ -7,11 +7,24 @@ from dataclasses import replace
 from pagoda.models.checkpoint import Rename, Rule, Split, Stack, Transpose
 from pagoda.models.config import Config
 from pagoda.models.families import granite, llama
-from pagoda.models.families.common import PROJECTIONS, activation, change_layers, listed_experts, llama_rules, rms, rope
-from pagoda.models.families.routed import mlp_of, sparse
+from pagoda.models.families.common import (
+    activation,
+    change_layers,
+    correction,
+    decoder,
+    mlp_of,
+    moe_names,
+    plain_names,
+    rms,
+    rope,
+    sparse,
+    split,
+    with_attention,
+)
+from pagoda.models.families.routed import dense_layers
 from pagoda.models.family import Family
 from pagoda.models.rope import Rope
-from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Norm, QkNorm, Router
+from pagoda.models.spec import Attention, DecoderSpec, Layer, Mlp, Moe, Norm, QkNorm, Router
 
 
 def mellum(config: Config) -> DecoderSpec:
@@ -27,18 +40,17 @@ def mellum(config: Config) -> DecoderSpec:
     router = Router("softmax", renormalize=config.flag("norm_topk_prob", default=False))
     hidden, act = config.integer("moe_intermediate_size"), mlp_of(plain).activation
     moe = Moe(config.integer("num_experts", "num_local_experts"), config.integer("num_experts_per_tok"), hidden, router, act)
-    return sparse(change_layers(plain, change), moe, _dense(config, len(plain.layers)))
+    return sparse(change_layers(plain, change), moe, dense_layers(config, len(plain.layers)))
 
 
 def hy3(config: Config) -> DecoderSpec:
-    config.ignore("enable_moe_fp32_combine", "num_nextn_predict_layers", "first_k_dense_replace")
-    plain, normed = llama.spec(config), QkNorm(rms(config))
-    plain = change_layers(plain, lambda _, layer, attention: replace(layer, mixer=replace(attention, qk_norm=normed)))
+    config.ignore("enable_moe_fp32_combine", "first_k_dense_replace")
+    plain = with_attention(llama.spec(config), qk_norm=QkNorm(rms(config)))
     hidden, act = config.integer("moe_intermediate_size"), mlp_of(plain).activation
     router = Router("sigmoid", renormalize=True, correction=True, scale=config.number("router_scaling_factor", default=1.0))
     shared = Mlp(hidden * config.integer("num_shared_experts", default=1), act)
     moe = Moe(config.integer("num_experts", "num_local_experts"), config.integer("num_experts_per_tok"), hidden, router, act, shared)
-    return sparse(plain, moe, _dense(config, len(plain.layers)))
+    return sparse(plain, moe, dense_layers(config, len(plain.layers)))
 
 
 def aria(config: Config) -> DecoderSpec:
@@ -47,7 +59,7 @@ def aria(config: Config) -> DecoderSpec:
     shared = replace(mlp, hidden=mlp.hidden * config.integer("moe_num_shared_experts", default=2))
     router = Router("softmax_after")
     moe = Moe(config.integer("moe_num_experts"), config.integer("moe_topk"), mlp.hidden, router, mlp.activation, shared)
-    return sparse(plain, moe, ())
+    return sparse(plain, moe)
 
 
 def granite_shared(config: Config) -> DecoderSpec:
@@ -75,39 +87,21 @@ def dbrx(config: Config) -> DecoderSpec:
     assert own is not None and experts is not None
     experts.require("moe_normalize_expert_weights", 1, 1.0, default=1)
     experts.ignore("moe_jitter_eps", "moe_loss_weight", "hidden_size")
-    config.ignore("num_key_value_heads", "emb_pdrop")
+    config.ignore("num_key_value_heads")
     dim, norm = width // heads, Norm("layer", 1e-5)
     position = rope(config, dim, theta=own.number("rope_theta", default=10000.0))
     attention = Attention(heads, own.integer("kv_n_heads"), dim, dim**-0.5, position, clip=own.number("clip_qkv", default=None))
     act = experts.child("ffn_act_fn")
     router = Router("softmax", renormalize=True)
-    moe = Moe(
-        experts.integer("moe_num_experts"),
-        experts.integer("moe_top_k"),
-        experts.integer("ffn_hidden_size"),
-        router,
-        activation(act, "name") if act else "silu",
-    )
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=(Layer(attention, moe, norm, ff_in=norm),) * config.integer("n_layers"),
-        norm=norm,
-        embed=Embed(),
-        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
-        max_positions=positions,
-    )
+    count, chosen, hidden = (experts.integer(name) for name in ("moe_num_experts", "moe_top_k", "ffn_hidden_size"))
+    moe = Moe(count, chosen, hidden, router, activation(act, "name") if act else "silu")
+    return decoder(config, width, (Layer(attention, moe, norm, ff_in=norm),) * config.integer("n_layers"), norm, positions)
 
 
 def _read_both(config: Config) -> None:
     """A model of one kind of layer still lists the rope of the other."""
     for part in ("sliding_attention", "full_attention"):
         rope(config, 2, part=part)
-
-
-def _dense(config: Config, layers: int) -> list[int]:
-    kinds = config.list("mlp_layer_types", kind=str, default=("sparse",) * layers)
-    return [i for i, kind in enumerate(kinds) if kind == "dense"]
 
 
 def _sinks(config: Config, plain: DecoderSpec) -> DecoderSpec:
@@ -123,39 +117,31 @@ def _sinks(config: Config, plain: DecoderSpec) -> DecoderSpec:
 
 
 def _mellum_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    gate = Rename("layers.{i}.mlp.gate.{t}", "layers.{i}.ff.router.{t}")
-    return (*llama_rules(spec.head.tied), gate, *listed_experts(spec, "mlp", PROJECTIONS))
+    return (*plain_names(spec), *moe_names(spec))
 
 
 def _hy3_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (
-        *llama_rules(spec.head.tied),
-        Rename("layers.{i}.mlp.expert_bias", "layers.{i}.ff.correction"),
-        Rename("layers.{i}.mlp.router.gate.{t}", "layers.{i}.ff.router.{t}"),
-        Rename("layers.{i}.mlp.shared_mlp.{p}_proj.{t}", "layers.{i}.ff.shared.{p}.{t}"),
-        *listed_experts(spec, "mlp", PROJECTIONS),
-    )
+    return (*plain_names(spec), correction("mlp.expert_bias"), *moe_names(spec, router="router.gate", shared="shared_mlp"))
 
 
 def _aria_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     block = "layers.{i}.mlp"
     return (
-        *llama_rules(spec.head.tied),
+        *plain_names(spec),
         Rename(f"{block}.router.{{t}}", "layers.{i}.ff.router.{t}"),
         Rename(f"{block}.shared_experts.{{p}}_proj.{{t}}", "layers.{i}.ff.shared.{p}.{t}"),
         *(Transpose(f"{block}.experts.{name}.weight") for name in ("fc1", "fc2")),
-        Split(f"{block}.experts.fc1.weight", tuple(f"layers.{{i}}.ff.experts.{part}.weight" for part in ("gate", "up")), dim=1),
+        split(f"{block}.experts.fc1", "layers.{i}.ff.experts", ("gate", "up"), dim=1),
         Rename(f"{block}.experts.fc2.weight", "layers.{i}.ff.experts.down.weight"),
     )
 
 
 def _shared_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    fused = Split("layers.{i}.shared_mlp.input_linear.{t}", tuple(f"layers.{{i}}.ff.shared.{part}.{{t}}" for part in ("gate", "up")))
-    return (*granite.moe_rules(spec), fused, Rename("layers.{i}.shared_mlp.output_linear.{t}", "layers.{i}.ff.shared.down.{t}"))
+    return (*granite.moe_rules(spec), *granite.shared_names("layers.{i}.ff.shared"))
 
 
 def _swa_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*llama_rules(spec.head.tied), Rename("layers.{i}.self_attn.sinks", "layers.{i}.mixer.sinks"))
+    return (*plain_names(spec), Rename("layers.{i}.self_attn.sinks", "layers.{i}.mixer.sinks"))
 
 
 def _moe_swa_names(spec: DecoderSpec) -> tuple[Rule, ...]:
@@ -174,11 +160,11 @@ def _dbrx_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     q, kv = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     own, block = "layers.{i}.norm_attn_norm", "layers.{i}.ffn.experts.mlp"
     return (
-        *llama_rules(spec.head.tied),
+        *plain_names(spec),
         Rename("transformer.wte.{t}", "embed.{t}"),
         Rename("transformer.norm_f.{t}", "norm.{t}"),
         Rename("transformer.blocks.{x*}", "layers.{x*}"),
-        Split(f"{own}.attn.Wqkv.{{t}}", tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "qkv"), (q, kv, kv)),
+        split(f"{own}.attn.Wqkv", "layers.{i}.mixer", "qkv", (q, kv, kv)),
         Rename(f"{own}.attn.out_proj.{{t}}", "layers.{i}.mixer.o.{t}"),
         Rename(f"{own}.norm_1.{{t}}", "layers.{i}.mixer_in.{t}"),
         Rename(f"{own}.norm_2.{{t}}", "layers.{i}.ff_in.{t}"),

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from pagoda.models.checkpoint import Drop, Rename, Reorder, Rule, Split
+from pagoda.models.checkpoint import Rename, Reorder, Rule
 from pagoda.models.config import Config
-from pagoda.models.families.common import activation, attention_of, interleaved_qkv, rope
+from pagoda.models.families.common import (
+    Heads,
+    activation,
+    attention_of,
+    decoder,
+    head_names,
+    interleaved_qkv,
+    plain_mlp,
+    renamed,
+    rope,
+    split,
+)
 from pagoda.models.family import Family
 from pagoda.models.rope import Rope
-from pagoda.models.spec import Alibi, Attention, DecoderSpec, Embed, Head, Layer, Mlp, Norm, Residual
+from pagoda.models.spec import Alibi, Attention, DecoderSpec, Layer, Mlp, Norm, Residual
 
 
 def spec(config: Config) -> DecoderSpec:
@@ -19,18 +30,10 @@ def spec(config: Config) -> DecoderSpec:
     # Its slopes are scaled with the products of q and k.
     position: Rope | Alibi = Alibi(scale=dim**-0.5) if config.flag("alibi", default=False) else rope(config, dim)
     config.ignore("rope_parameters", "rope_theta", "rope_scaling", "apply_residual_connection_post_layernorm")
-    attention = Attention(heads, kv_heads, dim, dim**-0.5, position, qkv_bias=bias, out_bias=bias)
-    hidden = config.integer("ffn_hidden_size", default=4 * width)
-    ff = Mlp(hidden, activation(config, "activation", default="gelu"), gated=False, up_bias=bias, down_bias=bias)
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=(_layer(config, attention, ff, norm, grouped),) * config.integer("num_hidden_layers", "n_layer"),
-        norm=norm,
-        embed=Embed(),
-        head=Head(tied=config.flag("tie_word_embeddings", default=True)),
-        max_positions=config.integer("max_position_embeddings", default=2048),
-    )
+    ff = plain_mlp(config.integer("ffn_hidden_size", default=4 * width), activation(config, "activation", default="gelu"), bias)
+    layer = _layer(config, Heads(heads, kv_heads, dim).attention(position, bias), ff, norm, grouped)
+    longest = config.integer("max_position_embeddings", default=2048)
+    return decoder(config, width, (layer,) * config.integer("num_hidden_layers", "n_layer"), norm, longest, tied=True)
 
 
 def _kv_heads(config: Config, heads: int, grouped: bool) -> int:
@@ -55,11 +58,11 @@ def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     names = {norms[0]: "mixer_in", norms[1]: "ff_in", "self_attention.dense": "mixer.o"}
     names |= {"mlp.dense_h_to_4h": "ff.up", "mlp.dense_4h_to_h": "ff.down"}
     return (
-        *((Drop("lm_head.weight"),) if spec.head.tied else (Rename("lm_head.{t}", "head.{t}"),)),
+        *head_names(spec.head.tied),
         Rename("transformer.word_embeddings.{t}", "embed.{t}"),
         Rename("transformer.ln_f.{t}", "norm.{t}"),
         Rename("transformer.h.{x*}", "layers.{x*}"),
-        *(Rename(f"layers.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in names.items()),
+        *renamed(names),
         *_qkv(spec, "layers.{i}.self_attention.query_key_value"),
     )
 
@@ -70,11 +73,10 @@ def _qkv(spec: DecoderSpec, name: str) -> tuple[Rule, ...]:
     if kv == heads and spec.layers[0].ff_in is not None and spec.layers[0].residual is Residual.SEQUENTIAL:
         return interleaved_qkv(spec, name)
     group = heads // kv
-    q, *others = (f"layers.{{i}}.mixer.{part}" for part in "qkv")
     return (
         Reorder(f"{name}.{{t}}", (kv, group + 2, dim), (1, 0, 2)),
-        Split(f"{name}.{{t}}", tuple(f"{part}.{{t}}" for part in (q, *others)), (heads * dim, kv * dim, kv * dim)),
-        Reorder(f"{q}.{{t}}", (group, kv, dim), (1, 0, 2)),
+        split(name, "layers.{i}.mixer", "qkv", (heads * dim, kv * dim, kv * dim)),
+        Reorder("layers.{i}.mixer.q.{t}", (group, kv, dim), (1, 0, 2)),
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pagoda.models.config import Config
-from pagoda.models.families.common import Heads, activation, change_layers, llama_rules, rms, rope, windows
+from pagoda.models.families.common import Heads, activation, change_layers, decoder, llama_rules, plain_names, rms, rope, windows
 from pagoda.models.family import Family
 from pagoda.models.rope import Rope
-from pagoda.models.spec import Attention, Bidirectional, DecoderSpec, Embed, Head, Layer, Mlp, QkNorm, Window
+from pagoda.models.spec import Bidirectional, DecoderSpec, Embed, Layer, Mlp, QkNorm, Window
 
 SANDWICH = {
     "input_layernorm": "mixer_in",
@@ -21,14 +21,10 @@ SANDWICH = {
 def gemma(config: Config) -> DecoderSpec:
     heads, norm = Heads.read(config, config.integer("hidden_size")), rms(config, offset=1.0)
     config.require("use_bidirectional_attention", None, False)
-    bias = config.flag("attention_bias", default=False)
-    attention = Attention(
-        heads.heads, heads.kv_heads, heads.head_dim, heads.head_dim**-0.5, rope(config, heads.head_dim), qkv_bias=bias, out_bias=bias
-    )
+    attention = heads.attention(rope(config, heads.head_dim), config.flag("attention_bias", default=False))
     # The first release said "gelu" and meant its tanh form.
-    ff = Mlp(
-        config.integer("intermediate_size"), activation(config, "hidden_activation", "hidden_act").replace("gelu_tanh", "gelu") + "_tanh"
-    )
+    act = activation(config, "hidden_activation", "hidden_act").replace("gelu_tanh", "gelu") + "_tanh"
+    ff = Mlp(config.integer("intermediate_size"), act)
     return _decoder(config, (Layer(attention, ff, mixer_in=norm, ff_in=norm),) * config.integer("num_hidden_layers"))
 
 
@@ -57,18 +53,9 @@ def _layer(config: Config, window: Window | None, position: Rope, qk_norm: QkNor
     bias, both_ways = config.flag("attention_bias", default=False), config.flag("use_bidirectional_attention", default=False)
     if both_ways and window is not None:
         window = replace(window, size=window.size // 2)  # to each side
-    attention = Attention(
-        heads.heads,
-        heads.kv_heads,
-        heads.head_dim,
-        config.number("query_pre_attn_scalar", default=heads.head_dim) ** -0.5,
-        position,
-        window,
-        qk_norm,
-        softcap=config.number("attn_logit_softcapping", default=None),
-        qkv_bias=bias,
-        out_bias=bias,
-    )
+    softcap = config.number("attn_logit_softcapping", default=None)
+    attention = heads.attention(position, bias, window=window, qk_norm=qk_norm, softcap=softcap)
+    attention = replace(attention, scale=config.number("query_pre_attn_scalar", default=heads.head_dim) ** -0.5)
     ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_activation", "hidden_act"))
     return Layer(Bidirectional(attention) if both_ways else attention, ff, norm, norm, norm, norm)
 
@@ -90,18 +77,12 @@ def _local(config: Config) -> Config:
 
 def _decoder(config: Config, layers: tuple[Layer, ...]) -> DecoderSpec:
     width = config.integer("hidden_size")
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=layers,
-        norm=rms(config, offset=1.0),
-        embed=Embed(scale=width**0.5, round_scale=True),
-        head=Head(config.flag("tie_word_embeddings", default=True), softcap=config.number("final_logit_softcapping", default=None)),
-        max_positions=config.integer("max_position_embeddings"),
-    )
+    embed, longest = Embed(scale=width**0.5, round_scale=True), config.integer("max_position_embeddings")
+    plain = decoder(config, width, layers, rms(config, offset=1.0), longest, tied=True, embed=embed)
+    return replace(plain, head=replace(plain.head, softcap=config.number("final_logit_softcapping", default=None)))
 
 
-GEMMA = Family("gemma", ("GemmaForCausalLM",), ("gemma",), gemma, lambda spec: llama_rules(spec.head.tied))
+GEMMA = Family("gemma", ("GemmaForCausalLM",), ("gemma",), gemma, plain_names)
 GEMMA2 = Family("gemma2", ("Gemma2ForCausalLM",), ("gemma2",), gemma2, lambda spec: llama_rules(spec.head.tied, SANDWICH))
 VAULT_GEMMA = Family(
     "vaultgemma",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagoda.models.checkpoint import Rule, Split
+from pagoda.models.checkpoint import Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import change_layers, llama_rules, rms
+from pagoda.models.families.common import change_layers, llama_rules, rms, split, with_attention
 from pagoda.models.family import Family
 from pagoda.models.spec import DecoderSpec
 
@@ -20,8 +20,7 @@ SANDWICH = {
 
 
 def glm(config: Config) -> DecoderSpec:
-    plain = llama.spec(config, "interleaved")
-    return change_layers(plain, lambda _, layer, attention: replace(layer, mixer=replace(attention, out_bias=False)))
+    return with_attention(llama.spec(config, "interleaved"), out_bias=False)
 
 
 def glm4(config: Config) -> DecoderSpec:
@@ -30,8 +29,7 @@ def glm4(config: Config) -> DecoderSpec:
 
 
 def _rules(spec: DecoderSpec, norms: dict[str, str] | None = None) -> tuple[Rule, ...]:
-    halves = tuple(f"layers.{{i}}.ff.{part}.{{t}}" for part in ("gate", "up"))
-    return (*llama_rules(spec.head.tied, norms), Split("layers.{i}.ff.gate_up.{t}", halves))
+    return (*llama_rules(spec.head.tied, norms), split("layers.{i}.ff.gate_up", "layers.{i}.ff", ("gate", "up")))
 
 
 GLM = Family("glm", ("GlmForCausalLM",), ("glm",), glm, _rules)

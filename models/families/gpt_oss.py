@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagoda.models.checkpoint import Rename, Reorder, Rule, Split, Transpose
+from pagoda.models.checkpoint import Rename, Reorder, Rule, Transpose
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import change_layers, llama_rules
+from pagoda.models.families.common import change_layers, llama_rules, mlp_of, split
 from pagoda.models.family import Family
-from pagoda.models.spec import Attention, ClampedSwiglu, DecoderSpec, Layer, Mlp, Moe, Router
+from pagoda.models.spec import Attention, ClampedSwiglu, DecoderSpec, Layer, Moe, Router
 
 
 def spec(config: Config) -> DecoderSpec:
     plain = llama.spec(config)
-    mlp = plain.layers[0].feed_forward
-    assert isinstance(mlp, Mlp)
     clamp = ClampedSwiglu(config.number("swiglu_alpha", default=1.702), config.number("swiglu_limit", default=7.0))
     experts, chosen = config.integer("num_local_experts"), config.integer("num_experts_per_tok", "experts_per_token")
     config.ignore("initial_context_length", "experts_per_token")
-    moe = Moe(experts, chosen, mlp.hidden, Router("softmax_after", bias=True), clamp, bias=True)
+    moe = Moe(experts, chosen, mlp_of(plain).hidden, Router("softmax_after", bias=True), clamp, bias=True)
 
     def change(_: int, layer: Layer, attention: Attention) -> Layer:
         return replace(layer, mixer=replace(attention, sinks=True), feed_forward=moe)
@@ -40,7 +38,7 @@ def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Transpose(f"{ours}.gate_up.weight"),
         Transpose(f"{ours}.down.weight"),
         Reorder(f"{ours}.gate_up.{{t}}", pairs, (1, 0), dim=1),
-        Split(f"{ours}.gate_up.{{t}}", (f"{ours}.gate.{{t}}", f"{ours}.up.{{t}}"), dim=1),
+        split(f"{ours}.gate_up", ours, ("gate", "up"), dim=1),
     )
 
 

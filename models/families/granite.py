@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagoda.models.checkpoint import Rename, Rule, Split
+from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import change_layers, llama_rules
+from pagoda.models.families.common import change_layers, mlp_of, plain_names, sparse, split
 from pagoda.models.family import Family
-from pagoda.models.spec import DecoderSpec, Embed, Mlp, Moe, Router
+from pagoda.models.spec import DecoderSpec, Embed, Moe, Router
 
 
 def spec(config: Config) -> DecoderSpec:
@@ -22,23 +22,29 @@ def spec(config: Config) -> DecoderSpec:
 
 def moe(config: Config) -> DecoderSpec:
     dense = spec(config)
-    mlp = dense.layers[0].feed_forward
-    assert isinstance(mlp, Mlp)
-    experts = Moe(
-        config.integer("num_local_experts"), config.integer("num_experts_per_tok"), mlp.hidden, Router("softmax_after"), mlp.activation
-    )
-    return change_layers(dense, lambda _, layer, attention: replace(layer, feed_forward=experts))
+    mlp, experts, chosen = mlp_of(dense), config.integer("num_local_experts"), config.integer("num_experts_per_tok")
+    return sparse(dense, Moe(experts, chosen, mlp.hidden, Router("softmax_after"), mlp.activation))
 
 
 def moe_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return (*plain_names(spec), *expert_names())
+
+
+def expert_names() -> tuple[Rule, ...]:
+    """Routed experts, gate and up in one tensor for all."""
     block = "layers.{i}.block_sparse_moe"
     return (
-        *llama_rules(spec.head.tied),
-        Split(f"{block}.input_linear.{{t}}", tuple(f"layers.{{i}}.ff.experts.{part}.{{t}}" for part in ("gate", "up")), dim=1),
+        split(f"{block}.input_linear", "layers.{i}.ff.experts", ("gate", "up"), dim=1),
         Rename(f"{block}.output_linear.{{t}}", "layers.{i}.ff.experts.down.{t}"),
         Rename(f"{block}.router.layer.{{t}}", "layers.{i}.ff.router.{t}"),
     )
 
 
-GRANITE = Family("granite", ("GraniteForCausalLM",), ("granite",), spec, lambda spec: llama_rules(spec.head.tied))
+def shared_names(to: str) -> tuple[Rule, ...]:
+    """A dense feed-forward beside the experts, or in their place."""
+    block = "layers.{i}.shared_mlp"
+    return (split(f"{block}.input_linear", to, ("gate", "up")), Rename(f"{block}.output_linear.{{t}}", f"{to}.down.{{t}}"))
+
+
+GRANITE = Family("granite", ("GraniteForCausalLM",), ("granite",), spec, plain_names)
 GRANITE_MOE = Family("granitemoe", ("GraniteMoeForCausalLM",), ("granitemoe",), moe, moe_rules)

@@ -5,15 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pagoda.hal.errors import ModelError
-from pagoda.models.checkpoint import Rename, Rule, Split
+from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
-from pagoda.models.families.common import PROJECTIONS, Heads, activation, listed_experts, llama_rules, max_positions, rms, rope
+from pagoda.models.families.common import (
+    PROJECTIONS,
+    Heads,
+    activation,
+    correction,
+    decoder,
+    llama_rules,
+    max_positions,
+    moe_names,
+    plain_mlp,
+    plain_names,
+    renamed,
+    rms,
+    rope,
+)
+from pagoda.models.families.granite import expert_names, shared_names
 from pagoda.models.families.mamba import step_limits
 from pagoda.models.families.recurrent_common import ENDLESS, first_of, layer_kinds, ssd_rules
 from pagoda.models.family import Family
 from pagoda.models.recurrent import Conv, GatedNorm, Ssd
 from pagoda.models.rope import Rope
-from pagoda.models.spec import Attention, Both, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Norm, Router
+from pagoda.models.spec import Attention, Both, DecoderSpec, Embed, Layer, Mlp, Moe, Norm, Router
 
 LINEAR, FULL = "linear_attention", "full_attention"
 
@@ -23,9 +38,7 @@ def _ssd(config: Config, width: int) -> Ssd:
     heads, groups = config.integer("mamba_n_heads"), config.integer("mamba_n_groups", default=1)
     head_dim = config.values.get("mamba_d_head")
     inner = config.integer("mamba_d_ssm", default=config.integer("mamba_expand", default=2) * width)
-    config.ignore(
-        "mamba_d_head", "mamba_expand", "mamba_chunk_size", "time_step_min", "time_step_max", "time_step_floor", "num_logits_to_keep"
-    )
+    config.ignore("mamba_d_head", "mamba_expand", "mamba_chunk_size", "time_step_min", "time_step_max", "time_step_floor")
     return Ssd(
         heads,
         head_dim if isinstance(head_dim, int) else inner // heads,
@@ -39,20 +52,11 @@ def _ssd(config: Config, width: int) -> Ssd:
 
 
 def _attention(config: Config, width: int, position: Rope | None) -> Attention:
-    heads, bias = Heads.read(config, width), config.flag("attention_bias", default=False)
-    return Attention(heads.heads, heads.kv_heads, heads.head_dim, heads.head_dim**-0.5, position, qkv_bias=bias, out_bias=bias)
+    return Heads.read(config, width).attention(position, config.flag("attention_bias", default=False))
 
 
 def _spec(config: Config, width: int, layers: tuple[Layer, ...], norm: Norm) -> DecoderSpec:
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=layers,
-        norm=norm,
-        embed=Embed(),
-        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
-        max_positions=config.integer("max_position_embeddings", default=ENDLESS),
-    )
+    return decoder(config, width, layers, norm, config.integer("max_position_embeddings", default=ENDLESS))
 
 
 def bamba(config: Config) -> DecoderSpec:
@@ -111,9 +115,9 @@ def nemotron_h(config: Config) -> DecoderSpec:
         config.flag("mamba_proj_bias", "use_bias", default=False),
     )
     config.ignore(
-        "use_bias", "expand", "chunk_size", "time_step_limit", "time_step_max", "time_step_floor", "residual_in_fp32", "use_mamba_kernels",
-        "rescale_prenorm_residual", "num_logits_to_keep", "mamba_ssm_cache_dtype", "mtp_layers_block_type", "num_nextn_predict_layers",
-        "moe_shared_expert_overlap", "sliding_window", "rope_theta", "partial_rotary_factor", "num_hidden_layers",
+        "use_bias", "expand", "chunk_size", "time_step_limit", "time_step_max", "time_step_floor", "residual_in_fp32",
+        "use_mamba_kernels", "rescale_prenorm_residual", "mamba_ssm_cache_dtype", "mtp_layers_block_type", "moe_shared_expert_overlap",
+        "sliding_window", "rope_theta", "partial_rotary_factor", "num_hidden_layers",
     )  # fmt: skip
     attention, mlp, moe = _attention(config, width, None), *_nemotron_ff(config)
     made = {
@@ -137,7 +141,7 @@ def _nemotron_kinds(config: Config) -> tuple[str, ...]:
 
 def _nemotron_ff(config: Config) -> tuple[Mlp, Moe | None]:
     act, bias = activation(config, "mlp_hidden_act"), config.flag("mlp_bias", default=False)
-    mlp = Mlp(config.integer("intermediate_size"), act, gated=False, up_bias=bias, down_bias=bias)
+    mlp = plain_mlp(config.integer("intermediate_size"), act, bias)
     experts = config.integer("n_routed_experts", default=0)
     router = Router(
         "sigmoid",
@@ -204,26 +208,18 @@ def falcon_h1_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     return (
         Rename("model.final_layernorm.{t}", "model.norm.{t}"),
         *llama_rules(spec.head.tied, _NAMES),
-        *(Rename(f"layers.{{i}}.mixer.{p}.{{t}}", f"layers.{{i}}.mixer.attention.{p}.{{t}}") for p in "qkvo"),
+        *renamed({f"mixer.{part}": f"mixer.attention.{part}" for part in "qkvo"}),
         Rename("layers.{i}.feed_forward.{p}_proj.{t}", "layers.{i}.ff.{p}.{t}"),
         *ssd_rules(first_of(spec, Ssd), "layers.{i}.mamba", "layers.{i}.mixer.recurrent"),
     )
 
 
 def granite_hybrid_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    block, shared = "layers.{i}.block_sparse_moe", "layers.{i}.shared_mlp"
-    sparse = isinstance(spec.layers[0].feed_forward, Moe)
-    to = "layers.{i}.ff.shared" if sparse else "layers.{i}.ff"
-    routed = (
-        Split(f"{block}.input_linear.{{t}}", tuple(f"layers.{{i}}.ff.experts.{part}.{{t}}" for part in ("gate", "up")), dim=1),
-        Rename(f"{block}.output_linear.{{t}}", "layers.{i}.ff.experts.down.{t}"),
-        Rename(f"{block}.router.layer.{{t}}", "layers.{i}.ff.router.{t}"),
-    )
+    routed = isinstance(spec.layers[0].feed_forward, Moe)
     return (
-        *llama_rules(spec.head.tied),
-        *(routed if sparse else ()),
-        Split(f"{shared}.input_linear.{{t}}", (f"{to}.gate.{{t}}", f"{to}.up.{{t}}")),
-        Rename(f"{shared}.output_linear.{{t}}", f"{to}.down.{{t}}"),
+        *plain_names(spec),
+        *(expert_names() if routed else ()),
+        *shared_names("layers.{i}.ff.shared" if routed else "layers.{i}.ff"),
         *ssd_rules(first_of(spec, Ssd), "layers.{i}.mamba"),
     )
 
@@ -247,12 +243,8 @@ def nemotron_h_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 def _nemotron_experts(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (
-        Rename("layers.{i}.mixer.gate.e_score_correction_bias", "layers.{i}.ff.correction"),
-        Rename("layers.{i}.mixer.gate.{t}", "layers.{i}.ff.router.{t}"),
-        Rename("layers.{i}.mixer.shared_experts.{p}_proj.{t}", "layers.{i}.ff.shared.{p}.{t}"),
-        *listed_experts(spec, "mixer", {name: part for name, part in PROJECTIONS.items() if part != "gate"}),
-    )
+    plain = {name: part for name, part in PROJECTIONS.items() if part != "gate"}
+    return (correction("mixer.gate.e_score_correction_bias"), *moe_names(spec, "mixer", names=plain))
 
 
 HYBRID_MAMBA = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
-from pagoda.models.families.common import PROJECTIONS, Heads, activation, listed_experts, llama_rules, rms
+from pagoda.models.families.common import Heads, activation, decoder, llama_rules, moe_names, rms
 from pagoda.models.families.recurrent_common import first_of, layer_kinds, selective_rules
 from pagoda.models.family import Family
 from pagoda.models.recurrent import Conv, Selective
-from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Router
+from pagoda.models.spec import DecoderSpec, Layer, Mlp, Moe, Router
 
 _KINDS = ("mamba", "attention", "linear_attention", "full_attention")
 
@@ -25,30 +25,15 @@ def jamba(config: Config) -> DecoderSpec:
         inner_norm=norm,
         bias=config.flag("mamba_proj_bias", default=False),
     )
-    attention = Attention(heads.heads, heads.kv_heads, heads.head_dim, heads.head_dim**-0.5)
+    attention, longest = heads.attention(), config.integer("max_position_embeddings", default=262144)
     mlp = Mlp(config.integer("intermediate_size"), act)
     moe = Moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), mlp.hidden, Router("softmax"), act)
-    config.ignore("use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep", "sliding_window")
+    config.ignore("use_mamba_kernels", "use_mambapy", "use_associative_scan", "sliding_window")
     period, offset = config.integer("expert_layer_period", default=2), config.integer("expert_layer_offset", default=1)
-    kinds = zip(_kinds(config, count), range(count), strict=True)
-    layers = (
-        Layer(
-            selective if kind in ("mamba", "linear_attention") else attention,
-            moe if i % period == offset and moe.experts > 1 else mlp,
-            mixer_in=norm,
-            ff_in=norm,
-        )
-        for kind, i in kinds
-    )
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=tuple(layers),
-        norm=norm,
-        embed=Embed(),
-        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
-        max_positions=config.integer("max_position_embeddings", default=262144),
-    )
+    mixers = {"mamba": selective, "linear_attention": selective, "attention": attention, "full_attention": attention}
+    ffs = [moe if i % period == offset and moe.experts > 1 else mlp for i in range(count)]
+    layers = (Layer(mixers[kind], ff, mixer_in=norm, ff_in=norm) for kind, ff in zip(_kinds(config, count), ffs, strict=True))
+    return decoder(config, width, layers, norm, longest)
 
 
 def _kinds(config: Config, count: int) -> tuple[str, ...]:
@@ -63,8 +48,7 @@ def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Rename("model.final_layernorm.{t}", "model.norm.{t}"),
         *llama_rules(spec.head.tied, {"input_layernorm": "mixer_in", "pre_ff_layernorm": "ff_in"}),
         Rename("layers.{i}.feed_forward.{p}_proj.{t}", "layers.{i}.ff.{p}.{t}"),
-        Rename("layers.{i}.feed_forward.router.{t}", "layers.{i}.ff.router.{t}"),
-        *(listed_experts(spec, "feed_forward", PROJECTIONS) if sparse else ()),
+        *(moe_names(spec, "feed_forward", "router") if sparse else ()),
         *selective_rules(first_of(spec, Selective), "layers.{i}.mamba"),
     )
 

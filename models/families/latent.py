@@ -8,11 +8,11 @@ from dataclasses import replace
 from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import change_layers, llama_rules, rms, rope
-from pagoda.models.families.routed import grouped, mlp_of, routed_rules, sparse
+from pagoda.models.families.common import change_layers, mlp_of, plain_names, renamed, rms, rope, sparse
+from pagoda.models.families.routed import dense_layers, grouped, routed_rules
 from pagoda.models.family import Family
 from pagoda.models.rope import RopeStyle
-from pagoda.models.spec import MLA, DecoderSpec, Embed, Layer, Mlp, Moe, Norm, Router
+from pagoda.models.spec import MLA, DecoderSpec, Embed, Mlp, Moe, Norm, Router
 
 LATENT_EPS = 1e-6
 """Of the norms of the latents, whatever the configuration says of the others."""
@@ -27,12 +27,9 @@ def deepseek_v2(config: Config) -> DecoderSpec:
     config.ignore("ep_size")
     chosen_in_groups = config.text("topk_method", default="greedy") == "group_limited_greedy"
     groups, top_groups = config.integer("n_group", default=1), config.integer("topk_group", default=1)
-    router = Router(
-        "softmax",
-        groups=groups if chosen_in_groups else 1,
-        top_groups=top_groups if chosen_in_groups else 1,
-        scale=config.number("routed_scaling_factor", default=1.0),
-    )
+    if not chosen_in_groups:
+        groups = top_groups = 1
+    router = Router("softmax", groups=groups, top_groups=top_groups, scale=config.number("routed_scaling_factor", default=1.0))
     hidden, act = config.integer("moe_intermediate_size"), mlp_of(plain).activation
     shared = config.integer("n_shared_experts", default=0)
     experts, chosen = config.integer("n_routed_experts"), config.integer("num_experts_per_tok")
@@ -45,10 +42,9 @@ def deepseek_v3(config: Config) -> DecoderSpec:
     config.require("moe_layer_freq", 1, default=1)
     config.require("scoring_func", "sigmoid", default="sigmoid")
     config.require("topk_method", "noaux_tc", default="noaux_tc")
-    config.ignore("ep_size", "num_nextn_predict_layers")
-    dense = range(config.integer("first_k_dense_replace", default=0))
-    kinds = config.list("mlp_layer_types", kind=str, default=tuple("dense" if i in dense else "sparse" for i in range(len(plain.layers))))
-    return latent(config, sparse(plain, grouped(config, plain), [i for i, kind in enumerate(kinds) if kind == "dense"]))
+    config.ignore("ep_size")
+    dense = dense_layers(config, len(plain.layers), config.integer("first_k_dense_replace", default=0))
+    return latent(config, sparse(plain, grouped(config, plain), dense))
 
 
 def axk1(config: Config) -> DecoderSpec:
@@ -95,11 +91,7 @@ def latent(config: Config, plain: DecoderSpec, style: RopeStyle = "interleaved")
         down_bias=bias,
         out_bias=bias,
     )
-    return change_layers(plain, lambda _, layer, __: _with(layer, mla))
-
-
-def _with(layer: Layer, mla: MLA) -> Layer:
-    return replace(layer, mixer=mla)
+    return change_layers(plain, lambda _, layer, __: replace(layer, mixer=mla))
 
 
 def _stretch(config: Config) -> float:
@@ -112,22 +104,17 @@ def _stretch(config: Config) -> float:
     return (0.1 * by * math.log(factor) + 1.0) ** 2 if by and factor > 1 else 1.0
 
 
-def _latent_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    mla = spec.layers[0].mixer
-    assert isinstance(mla, MLA)
-    mixer, attention = "layers.{i}.mixer", "layers.{i}.self_attn"
-    query = {f"{mixer}.q_a": f"{mixer}.q_down", f"{attention}.q_a_layernorm": f"{mixer}.q_norm", f"{mixer}.q_b": f"{mixer}.q"}
+def latent_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     names = {
-        **(query if mla.q_rank else {}),
-        f"{attention}.kv_a_proj_with_mqa": f"{mixer}.kv_down",
-        f"{attention}.kv_a_layernorm": f"{mixer}.kv_norm",
-        f"{mixer}.kv_b": f"{mixer}.kv",
-    }
-    return tuple(Rename(f"{theirs}.{{t}}", f"{ours}.{{t}}") for theirs, ours in names.items())
+        "self_attn.kv_a_proj_with_mqa": "mixer.kv_down", "self_attn.kv_a_layernorm": "mixer.kv_norm", "mixer.kv_b": "mixer.kv",
+    }  # fmt: skip
+    if any(isinstance(layer.mixer, MLA) and layer.mixer.q_rank for layer in spec.layers):
+        names |= {"mixer.q_a": "mixer.q_down", "self_attn.q_a_layernorm": "mixer.q_norm", "mixer.q_b": "mixer.q"}
+    return renamed(names)
 
 
 def _sparse_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*routed_rules(spec), *_latent_names(spec))
+    return (*routed_rules(spec), *latent_names(spec))
 
 
 def _axk1_names(spec: DecoderSpec) -> tuple[Rule, ...]:
@@ -135,7 +122,7 @@ def _axk1_names(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 def _dense_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*llama_rules(spec.head.tied), *_latent_names(spec))
+    return (*plain_names(spec), *latent_names(spec))
 
 
 LATENT = (

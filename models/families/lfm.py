@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagoda.models.checkpoint import Rename, Rule, Split
+from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
-from pagoda.models.families.common import Heads, listed_experts, llama_rules, max_positions, rope
+from pagoda.models.families.common import (
+    MIXTRAL_NAMES,
+    Heads,
+    correction,
+    decoder,
+    llama_rules,
+    max_positions,
+    moe_names,
+    renamed,
+    rope,
+    split,
+)
 from pagoda.models.families.recurrent_common import layer_kinds
 from pagoda.models.family import Family
 from pagoda.models.recurrent import Conv, ShortConv
-from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Norm, QkNorm, Router
+from pagoda.models.spec import DecoderSpec, Layer, Mlp, Moe, Norm, QkNorm, Router
 
 
 def lfm2(config: Config) -> DecoderSpec:
@@ -21,7 +32,7 @@ def _spec(config: Config, hidden: int) -> DecoderSpec:
     width, count = config.integer("hidden_size"), config.integer("num_hidden_layers")
     heads, norm = Heads.read(config, width), Norm("rms", config.number("norm_eps", "block_norm_eps", default=1e-5))
     position = rope(config, heads.head_dim, theta=1000000.0)
-    attention = Attention(heads.heads, heads.kv_heads, heads.head_dim, heads.head_dim**-0.5, position, qk_norm=QkNorm(norm))
+    attention = heads.attention(position, qk_norm=QkNorm(norm))
     bias = config.flag("conv_bias", default=False)
     conv = ShortConv(Conv(config.integer("conv_L_cache", default=3), bias), bias, width)
     mlp = Mlp(hidden, "silu")
@@ -30,15 +41,9 @@ def _spec(config: Config, hidden: int) -> DecoderSpec:
     kinds = layer_kinds(config, count, ("conv", "full_attention"), default=default)
     config.ignore("conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_mlp_init_scale", "block_out_init_scale",
                   "block_use_swiglu", "block_use_xavier_init", "use_pos_enc", "num_heads", "theta")  # fmt: skip
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=tuple(Layer(conv if kind == "conv" else attention, mlp, mixer_in=norm, ff_in=norm) for kind in kinds),
-        norm=norm,
-        embed=Embed(),
-        head=Head(tied=config.flag("tie_word_embeddings", "tie_embedding", default=True)),
-        max_positions=max_positions(config, position.scaling),
-    )
+    layers = (Layer(conv if kind == "conv" else attention, mlp, mixer_in=norm, ff_in=norm) for kind in kinds)
+    tied = config.flag("tie_embedding", default=True)
+    return decoder(config, width, layers, norm, max_positions(config, position.scaling), tied=tied)
 
 
 def lfm2_moe(config: Config) -> DecoderSpec:
@@ -65,35 +70,21 @@ def _hidden(config: Config) -> int:
     return -(-hidden // multiple) * multiple
 
 
-_WIDE = {"w1": "gate", "w3": "up", "w2": "down"}
-
-
 def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     return (
         Rename("model.embedding_norm.{t}", "model.norm.{t}"),
         *llama_rules(spec.head.tied, {"operator_norm": "mixer_in", "ffn_norm": "ff_in"}),
-        *(Rename(f"layers.{{i}}.self_attn.{p}_layernorm.{{t}}", f"layers.{{i}}.mixer.{p}_norm.{{t}}") for p in "qk"),
+        *renamed({f"self_attn.{part}_layernorm": f"mixer.{part}_norm" for part in "qk"}),
         Rename("layers.{i}.mixer.out.{t}", "layers.{i}.mixer.o.{t}"),
-        *(Rename(f"layers.{{i}}.feed_forward.{w}.{{t}}", f"layers.{{i}}.ff.{p}.{{t}}") for w, p in _WIDE.items()),
-        *short_conv_rules(),
-    )
-
-
-def short_conv_rules() -> tuple[Rule, ...]:
-    return (
-        Split("layers.{i}.conv.in_proj.{t}", tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "bcx")),
+        *renamed(MIXTRAL_NAMES, "layers.{i}.feed_forward", "layers.{i}.ff"),
+        split("layers.{i}.conv.in_proj", "layers.{i}.mixer", "bcx"),
         Rename("layers.{i}.conv.conv.{t}", "layers.{i}.mixer.conv.x.{t}"),
         Rename("layers.{i}.conv.out_proj.{t}", "layers.{i}.mixer.out.{t}"),
     )
 
 
 def moe_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (
-        *rules(spec),
-        Rename("layers.{i}.feed_forward.expert_bias", "layers.{i}.ff.correction"),
-        Rename("layers.{i}.feed_forward.gate.{t}", "layers.{i}.ff.router.{t}"),
-        *listed_experts(spec, "feed_forward", _WIDE),
-    )
+    return (*rules(spec), correction("feed_forward.expert_bias"), *moe_names(spec, "feed_forward", names=MIXTRAL_NAMES))
 
 
 LFM2_MOE = Family("lfm2_moe", ("Lfm2MoeForCausalLM",), ("lfm2_moe",), lfm2_moe, moe_rules)

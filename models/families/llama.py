@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pagoda.models.config import Config
-from pagoda.models.families.common import Heads, activation, llama_rules, max_positions, rms, rope, windows
+from pagoda.models.families.common import Heads, activation, decoder, max_positions, plain_names, rms, rope, windows
 from pagoda.models.family import Family
 from pagoda.models.rope import RopeStyle
-from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Window
+from pagoda.models.spec import DecoderSpec, Layer, Mlp
 
 
 def spec(config: Config, style: RopeStyle = "neox", hidden: int | None = None, act: str | None = None) -> DecoderSpec:
@@ -16,22 +16,11 @@ def spec(config: Config, style: RopeStyle = "neox", hidden: int | None = None, a
     position = rope(config, heads.head_dim, style)
     bias, mlp_bias = config.flag("attention_bias", default=False), config.flag("mlp_bias", default=False)
     ff = Mlp(hidden or config.integer("intermediate_size"), act or activation(config, "hidden_act"), up_bias=mlp_bias, down_bias=mlp_bias)
-
-    def layer(window: Window | None) -> Layer:
-        attention = Attention(
-            heads.heads, heads.kv_heads, heads.head_dim, heads.head_dim**-0.5, position, window, qkv_bias=bias, out_bias=bias
-        )
-        return Layer(attention, ff, mixer_in=norm, ff_in=norm)
-
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=tuple(layer(window) for window in windows(config, layers, config.integer("sliding_window", default=None))),
-        norm=norm,
-        embed=Embed(),
-        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
-        max_positions=max_positions(config, position.scaling),
+    made = (
+        Layer(heads.attention(position, bias, window=window), ff, mixer_in=norm, ff_in=norm)
+        for window in windows(config, layers, config.integer("sliding_window", default=None))
     )
+    return decoder(config, width, made, norm, max_positions(config, position.scaling))
 
 
 LLAMA = Family(
@@ -39,5 +28,5 @@ LLAMA = Family(
     ("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM", "CwmForCausalLM", "IQuestCoderForCausalLM"),
     ("llama", "mistral", "ministral", "cwm", "iquestcoder"),
     spec,
-    lambda spec: llama_rules(spec.head.tied),
+    plain_names,
 )

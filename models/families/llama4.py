@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pagoda.hal.errors import ModelError
 from pagoda.models.checkpoint import Rename, Rule, Split, Transpose
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import Heads, activation, change_layers, llama_rules, max_positions, rms, rope
+from pagoda.models.families.common import Heads, activation, decoder, max_positions, plain_names, rms, rope, with_attention
 from pagoda.models.family import Family
-from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Norm, QkNorm, Router, Temper, Window
+from pagoda.models.spec import DecoderSpec, Layer, Mlp, Moe, Norm, QkNorm, Router, Temper, Window
 
 
 def ministral3(config: Config) -> DecoderSpec:
@@ -19,7 +17,7 @@ def ministral3(config: Config) -> DecoderSpec:
         raise ModelError(f"{config.where} lacks rope_parameters, which this model type reads its scales from")
     values.ignore("max_position_embeddings")
     temper = Temper(values.number("llama_4_scaling_beta", default=0.0), values.integer("original_max_position_embeddings", default=16384))
-    return change_layers(llama.spec(config), lambda _, layer, attention: replace(layer, mixer=replace(attention, temper=temper)))
+    return with_attention(llama.spec(config), temper=temper)
 
 
 def llama4(config: Config) -> DecoderSpec:
@@ -35,20 +33,10 @@ def llama4(config: Config) -> DecoderSpec:
     tempered = config.flag("attn_temperature_tuning", default=True)
     normed = QkNorm(Norm("rms", norm.eps, weight=False), after_rope=True) if config.flag("use_qk_norm", default=True) else None
     chunk = Window("chunked", config.integer("attention_chunk_size", default=8192))
-    plain = Attention(heads.heads, heads.kv_heads, heads.head_dim, heads.head_dim**-0.5, qkv_bias=bias, out_bias=bias)
-    turned = replace(plain, position=position, window=chunk, qk_norm=normed)
-    still = replace(plain, temper=temper if tempered else None)
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=tuple(
-            Layer(turned if rotated[i] else still, moe if i in sparse else dense, mixer_in=norm, ff_in=norm) for i in range(count)
-        ),
-        norm=norm,
-        embed=Embed(),
-        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
-        max_positions=max_positions(config, position.scaling),
-    )
+    turned = heads.attention(position, bias, window=chunk, qk_norm=normed)
+    still = heads.attention(None, bias, temper=temper if tempered else None)
+    layers = (Layer(turned if rotated[i] else still, moe if i in sparse else dense, mixer_in=norm, ff_in=norm) for i in range(count))
+    return decoder(config, width, layers, norm, max_positions(config, position.scaling))
 
 
 def _rotated(config: Config, count: int) -> tuple[int, ...]:
@@ -69,7 +57,7 @@ def _sparse_layers(config: Config, count: int) -> tuple[int, ...]:
 def _llama4_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     block = "layers.{i}.feed_forward"
     return (
-        *llama_rules(spec.head.tied),
+        *plain_names(spec),
         Rename(f"{block}.{{p}}_proj.{{t}}", "layers.{i}.ff.{p}.{t}"),
         *(Transpose(f"{block}.experts.{name}") for name in ("gate_up_proj", "down_proj")),
         Split(f"{block}.experts.gate_up_proj", tuple(f"layers.{{i}}.ff.experts.{part}.weight" for part in ("gate", "up")), dim=1),
@@ -81,5 +69,5 @@ def _llama4_names(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 LLAMA4 = (
     Family("llama4_text", ("Llama4ForCausalLM",), ("llama4_text",), llama4, _llama4_names),
-    Family("ministral3", ("Ministral3ForCausalLM",), ("ministral3",), ministral3, lambda spec: llama_rules(spec.head.tied)),
+    Family("ministral3", ("Ministral3ForCausalLM",), ("ministral3",), ministral3, plain_names),
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pagoda.models.checkpoint import Drop, Rename, Rule
+from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
+from pagoda.models.families.common import decoder, head_names
 from pagoda.models.families.recurrent_common import ENDLESS, first_of, selective_rules, ssd_rules
 from pagoda.models.family import Family
 from pagoda.models.recurrent import Conv, GatedNorm, Recurrent, Selective, Ssd
-from pagoda.models.spec import DecoderSpec, Embed, Head, Layer, Norm
+from pagoda.models.spec import DecoderSpec, Layer, Norm
 
 
 def mamba(config: Config) -> DecoderSpec:
@@ -62,20 +63,13 @@ def _spec(config: Config, mixer: Recurrent, tied: bool) -> DecoderSpec:
         "residual_in_fp32", "rescale_prenorm_residual", "time_step_floor", "time_step_init_scheme", "time_step_max", "time_step_min",
         "time_step_rank", "time_step_scale", "chunk_size",
     )  # fmt: skip
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=config.integer("hidden_size"),
-        layers=(Layer(mixer, None, mixer_in=norm),) * config.integer("num_hidden_layers"),
-        norm=norm,
-        embed=Embed(),
-        head=Head(tied=config.flag("tie_word_embeddings", default=tied)),
-        max_positions=ENDLESS,
-    )
+    layers = (Layer(mixer, None, mixer_in=norm),) * config.integer("num_hidden_layers")
+    return decoder(config, config.integer("hidden_size"), layers, norm, ENDLESS, tied=tied)
 
 
 def _names(spec: DecoderSpec) -> tuple[Rule, ...]:
     return (
-        *((Drop("lm_head.weight"),) if spec.head.tied else (Rename("lm_head.{t}", "head.{t}"),)),
+        *head_names(spec.head.tied),
         Rename("backbone.embeddings.{t}", "embed.{t}"),
         Rename("backbone.norm_f.{t}", "norm.{t}"),
         Rename("backbone.layers.{x*}", "layers.{x*}"),

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from pagoda.models.checkpoint import Drop, Rename, Reorder, Rule, Split
+from pagoda.models.checkpoint import Drop, Rename, Reorder, Rule
 from pagoda.models.config import Config
-from pagoda.models.families.common import Heads, activation, listed_experts, llama_rules, max_positions, rms, rope
+from pagoda.models.families.common import MIXTRAL_NAMES, Heads, activation, decoder, max_positions, moe_names, plain_names, rms, rope, split
 from pagoda.models.families.qwen_next import FULL, LINEAR
 from pagoda.models.families.recurrent_common import first_of, layer_kinds
 from pagoda.models.family import Family
 from pagoda.models.recurrent import GatedNorm, Lightning
-from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Moe, Norm, Normed, Router
+from pagoda.models.spec import DecoderSpec, Layer, Moe, Norm, Normed, Router
 
 
 def minimax(config: Config) -> DecoderSpec:
     width, count, norm = config.integer("hidden_size"), config.integer("num_hidden_layers"), rms(config, 1e-5)
     heads = Heads.read(config, width)
     position = rope(config, heads.head_dim)
-    attention = Attention(heads.heads, heads.kv_heads, heads.head_dim, heads.head_dim**-0.5, position)
+    attention = heads.attention(position)
     config.require("hidden_act", "silu")
     config.ignore("block_size", "sliding_window")
     hidden, top_k = config.integer("intermediate_size"), config.integer("num_experts_per_tok")
@@ -28,15 +28,7 @@ def minimax(config: Config) -> DecoderSpec:
         Layer(attention if kind == FULL else _lightning(heads, i, count), moe, mixer_in=norm, ff_in=norm, residual=Normed(*factors[kind]))
         for i, kind in enumerate(kinds)
     )
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=tuple(layers),
-        norm=norm,
-        embed=Embed(),
-        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
-        max_positions=max_positions(config, position.scaling),
-    )
+    return decoder(config, width, layers, norm, max_positions(config, position.scaling))
 
 
 def _factors(config: Config, name: str) -> tuple[float, float]:
@@ -54,11 +46,10 @@ def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     mixer, at, to = first_of(spec, Lightning), "layers.{i}.self_attn", "layers.{i}.mixer"
     return (
         *(Drop(f"model.layers.{{i}}.self_attn.{name}") for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")),
-        *llama_rules(spec.head.tied),
-        Rename("layers.{i}.block_sparse_moe.gate.{t}", "layers.{i}.ff.router.{t}"),
-        *listed_experts(spec, "block_sparse_moe", {"w1": "gate", "w3": "up", "w2": "down"}),
+        *plain_names(spec),
+        *moe_names(spec, "block_sparse_moe", names=MIXTRAL_NAMES),
         Reorder(f"{to}.qkv.{{t}}", (len(mixer.rates), 3, mixer.head_dim), (1, 0, 2)),
-        Split(f"{to}.qkv.{{t}}", tuple(f"{to}.{part}.{{t}}" for part in ("query", "key", "value"))),
+        split(f"{to}.qkv", to, ("query", "key", "value")),
         Rename(f"{at}.output_gate.{{t}}", f"{to}.gate.{{t}}"),
         Rename(f"{at}.norm.{{t}}", f"{to}.norm.{{t}}"),
     )

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagoda.models.checkpoint import Rename, Rule, Stack
+from pagoda.models.checkpoint import Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import change_layers, llama_rules
+from pagoda.models.families.common import MIXTRAL_NAMES, change_layers, mlp_of, moe_names, plain_names, sparse
 from pagoda.models.family import Family
 from pagoda.models.rope import LongRopeScaling, Rope
-from pagoda.models.spec import Attention, DecoderSpec, Layer, Mlp, Moe, Norm, Router
+from pagoda.models.spec import Attention, DecoderSpec, Layer, Moe, Norm, Router
 
 
 def spec(config: Config) -> DecoderSpec:
     dense = llama.spec(config)
-    mlp = dense.layers[0].feed_forward
-    assert isinstance(mlp, Mlp)
-    experts, chosen = config.integer("num_local_experts"), config.integer("num_experts_per_tok")
-    moe = Moe(experts, chosen, mlp.hidden, Router("softmax", renormalize=True), mlp.activation)
-    return replace(dense, layers=tuple(replace(layer, feed_forward=moe) for layer in dense.layers))
+    mlp, experts, chosen = mlp_of(dense), config.integer("num_local_experts"), config.integer("num_experts_per_tok")
+    return sparse(dense, Moe(experts, chosen, mlp.hidden, Router("softmax", renormalize=True), mlp.activation))
 
 
 def phimoe(config: Config) -> DecoderSpec:
@@ -50,17 +47,7 @@ def _stretch(config: Config) -> float | None:
 
 
 def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    moe = spec.layers[0].feed_forward
-    assert isinstance(moe, Moe)
-    block = "layers.{i}.block_sparse_moe"
-    return (
-        *llama_rules(spec.head.tied),
-        *(
-            Stack(f"{block}.experts.{{e}}.{theirs}.{{t}}", f"layers.{{i}}.ff.experts.{ours}.{{t}}", "e", moe.experts)
-            for theirs, ours in {"w1": "gate", "w2": "down", "w3": "up"}.items()
-        ),
-        Rename(f"{block}.gate.{{t}}", "layers.{i}.ff.router.{t}"),
-    )
+    return (*plain_names(spec), *moe_names(spec, "block_sparse_moe", names=MIXTRAL_NAMES))
 
 
 PHI_MOE = Family("phimoe", ("PhimoeForCausalLM", "PhiMoEForCausalLM"), ("phimoe",), phimoe, rules)

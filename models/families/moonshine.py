@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pagoda.models.checkpoint import Drop, Rename, Rule, Split
+from pagoda.models.checkpoint import Rename, Rule, Split
 from pagoda.models.config import Config
-from pagoda.models.families.common import activation, rope
-from pagoda.models.families.seq2seq import decoder_layers, decoder_names, encoder_layer, renamed
+from pagoda.models.families.common import activation, head_names, plain_mlp, renamed, rope
+from pagoda.models.families.seq2seq import decoder_layers, decoder_names, encoder_layer
 from pagoda.models.family import Family
 from pagoda.models.sound import Sound, TimeConv
 from pagoda.models.spec import Attention, Cross, DecoderSpec, Embed, Encoder, Head, Mlp, Norm
@@ -17,13 +17,13 @@ LONGEST = 1500
 def moonshine(config: Config) -> DecoderSpec:
     width, vocab, hidden = config.integer("hidden_size"), config.integer("vocab_size"), config.integer("intermediate_size")
     config.require("pad_head_dim_to_multiple_of", None, default=None)
-    config.ignore("use_cache", "partial_rotary_factor")
+    config.ignore("partial_rotary_factor")
     norm, bias = Norm("layer", 1e-5), config.flag("attention_bias", default=False)
     if not config.has("rope_parameters"):
         config = config.having({"partial_rotary_factor": config.number("partial_rotary_factor", default=0.9)})
     reads, own = (_attention(config, side, width, bias) for side in ("encoder", "decoder"))
     cross = Cross(Attention(own.heads, own.kv_heads, own.head_dim, own.scale, qkv_bias=bias), width, LONGEST)
-    plain = Mlp(hidden, activation(config, "encoder_hidden_act"), gated=False, up_bias=True, down_bias=True)
+    plain = plain_mlp(hidden, activation(config, "encoder_hidden_act"))
     gated = Mlp(hidden, activation(config, "decoder_hidden_act"), up_bias=True, down_bias=True)
     convs = (
         TimeConv(width, 127, 64, activation="tanh", bias=False, normed=True),
@@ -64,10 +64,10 @@ def moonshine_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Rename("model.encoder.layer_norm.{t}", "encoder.norm.{t}"),
         Rename("model.decoder.norm.{t}", "norm.{t}"),
         Rename("model.decoder.embed_tokens.{t}", "embed.{t}"),
-        Drop("proj_out.weight") if spec.head.tied else Rename("proj_out.{t}", "head.{t}"),
+        *head_names(spec.head.tied, "proj_out"),
         *(Split(f"model.decoder.layers.{i}.mlp.fc1.{{t}}", (_wide(i, "up"), _wide(i, "gate"))) for i in range(count)),
         *decoder_names("model.decoder.layers", count, own, cross),
-        *renamed("model.encoder.layers.{i}", "encoder.layers.{i}", read),
+        *renamed(read, "model.encoder.layers.{i}", "encoder.layers.{i}"),
     )
 
 

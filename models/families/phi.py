@@ -1,4 +1,4 @@
-"""Phi 1 and 2: one layer norm for both sublayers, partial rotation, biases everywhere."""
+"""Phi 1 and 2: one layer norm for both sublayers, partial rotation, biases everywhere; Phi 3 and 4: Llama, q, k, v and gate, up fused."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import replace
 from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import change_layers, llama_rules
+from pagoda.models.families.common import attention_of, change_layers, plain_names, renamed, split
 from pagoda.models.family import Family
 from pagoda.models.spec import Attention, DecoderSpec, Layer, Mlp, Norm, Residual
 
 
-def spec(config: Config) -> DecoderSpec:
+def phi(config: Config) -> DecoderSpec:
     config.require("qk_layernorm", False, None)
     norm = Norm("layer", config.number("layer_norm_eps", default=1e-5), bias=True)
 
@@ -25,13 +25,25 @@ def spec(config: Config) -> DecoderSpec:
     return replace(plain, norm=norm, head=replace(plain.head, bias=True))
 
 
-def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+def phi3(config: Config) -> DecoderSpec:
+    config.ignore("original_max_position_embeddings")
+    return llama.spec(config)
+
+
+def phi_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     names = {"self_attn.dense": "mixer.o", "mlp.fc1": "ff.up", "mlp.fc2": "ff.down"}
+    return (*plain_names(spec), Rename("model.final_layernorm.{t}", "norm.{t}"), *renamed(names))
+
+
+def phi3_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    attention = attention_of(spec)
+    q, kv = (heads * attention.head_dim for heads in (attention.heads, attention.kv_heads))
     return (
-        *llama_rules(spec.head.tied),
-        Rename("model.final_layernorm.{t}", "norm.{t}"),
-        *(Rename(f"layers.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in names.items()),
+        *plain_names(spec),
+        split("layers.{i}.mixer.qkv", "layers.{i}.mixer", "qkv", (q, kv, kv)),
+        split("layers.{i}.ff.gate_up", "layers.{i}.ff", ("gate", "up")),
     )
 
 
-PHI = Family("phi", ("PhiForCausalLM",), ("phi",), spec, rules)
+PHI = Family("phi", ("PhiForCausalLM",), ("phi",), phi, phi_rules)
+PHI3 = Family("phi3", ("Phi3ForCausalLM",), ("phi3",), phi3, phi3_rules)

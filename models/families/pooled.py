@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from pagoda.hal.errors import ModelError
 from pagoda.models.config import Config
+from pagoda.models.families.common import Heads
 from pagoda.models.pooling import Dense, Pooler, PoolStep
 from pagoda.models.rope import Rope
-from pagoda.models.spec import Attention, Bidirectional, Head, Layer, Mlp, Norm, Normed
+from pagoda.models.spec import Bidirectional, DecoderSpec, Embed, Head, Layer, Mlp, Norm, Normed
 
 NO_HEAD = Head(tied=True)
 """Of models that answer with vectors or scores: the embedding's table stands for a head that is never made."""
@@ -61,6 +62,14 @@ def encoder_pooler(config: Config, head: Sequence[PoolStep], kind: Literal["cls"
     return Pooler("classify", kind, (*head, scores), activation=activation, labels=named)
 
 
+def encoder(
+    config: Config, width: int, layers: Iterable[Layer], norm: Norm, embed: Embed, longest: int, pooler: Pooler | Sequence[PoolStep]
+) -> DecoderSpec:
+    """An encoder around its layers; `pooler`: or what stands before the scores of a whole text."""
+    made = pooler if isinstance(pooler, Pooler) else encoder_pooler(config, pooler)
+    return DecoderSpec(config.integer("vocab_size"), width, tuple(layers), norm, embed, NO_HEAD, longest, made)
+
+
 def post_norm_layers(count: int, mixer: Bidirectional, ff: Mlp, norm: Norm, embed_norm: bool = True) -> tuple[Layer, ...]:
     """BERT's layers: the norm after a sum is the norm before the next sublayer, the first one that of the embeddings."""
     first = Layer(mixer, ff, norm if embed_norm else None, ff_in=norm, residual=POST_NORMS)
@@ -69,4 +78,4 @@ def post_norm_layers(count: int, mixer: Bidirectional, ff: Mlp, norm: Norm, embe
 
 def self_attention(heads: int, head_dim: int, position: Rope | None = None, bias: bool = True) -> Bidirectional:
     """As many heads for keys as for queries, the usual scale."""
-    return Bidirectional(Attention(heads, heads, head_dim, head_dim**-0.5, position, qkv_bias=bias, out_bias=bias))
+    return Bidirectional(Heads(heads, heads, head_dim).attention(position, bias))

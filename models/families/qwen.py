@@ -1,51 +1,28 @@
-"""Qwen 2 (biases on q, k, v) and Qwen 3 (norms of q and k per head)."""
+"""Qwen 2 (biases on q, k, v) and Qwen 3 (norms of q and k per head); with routed experts, in 2 with a gated shared one."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from pagoda.models.checkpoint import Rule
 from pagoda.models.config import Config
-from pagoda.models.families.common import Heads, activation, llama_rules, max_positions, rms, rope, windows
+from pagoda.models.families import llama
+from pagoda.models.families.common import change_layers, mlp_of, moe_names, plain_names, rms, sparse, windows, with_attention
 from pagoda.models.family import Family
-from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, QkNorm, Window
+from pagoda.models.spec import DecoderSpec, Mlp, Moe, QkNorm, Router, Window
 
 
 def qwen2(config: Config) -> DecoderSpec:
-    return _spec(config, qkv_bias=True, out_bias=False, normed=False)
+    return with_attention(_windowed(config), qkv_bias=True, out_bias=False)
 
 
 def qwen3(config: Config) -> DecoderSpec:
-    bias = config.flag("attention_bias", default=False)
-    return _spec(config, qkv_bias=bias, out_bias=bias, normed=True)
+    return with_attention(_windowed(config), qk_norm=QkNorm(rms(config)))
 
 
-def _spec(config: Config, qkv_bias: bool, out_bias: bool, normed: bool) -> DecoderSpec:
-    width = config.integer("hidden_size")
-    heads, norm = Heads.read(config, width), rms(config)
-    position = rope(config, heads.head_dim)
-    ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_act"))
-
-    def layer(window: Window | None) -> Layer:
-        attention = Attention(
-            heads.heads,
-            heads.kv_heads,
-            heads.head_dim,
-            heads.head_dim**-0.5,
-            position,
-            window,
-            QkNorm(norm) if normed else None,
-            qkv_bias=qkv_bias,
-            out_bias=out_bias,
-        )
-        return Layer(attention, ff, mixer_in=norm, ff_in=norm)
-
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=tuple(layer(window) for window in qwen_windows(config)),
-        norm=norm,
-        embed=Embed(),
-        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
-        max_positions=max_positions(config, position.scaling),
-    )
+def _windowed(config: Config) -> DecoderSpec:
+    seen = qwen_windows(config)
+    return change_layers(llama.spec(config), lambda i, layer, attention: replace(layer, mixer=replace(attention, window=seen[i])))
 
 
 def qwen_windows(config: Config) -> tuple[Window | None, ...]:
@@ -58,5 +35,35 @@ def qwen_windows(config: Config) -> tuple[Window | None, ...]:
     return tuple(Window("sliding", size) if size and i >= first else None for i in range(layers))
 
 
-QWEN2 = Family("qwen2", ("Qwen2ForCausalLM",), ("qwen2",), qwen2, lambda spec: llama_rules(spec.head.tied))
-QWEN3 = Family("qwen3", ("Qwen3ForCausalLM",), ("qwen3",), qwen3, lambda spec: llama_rules(spec.head.tied))
+def qwen2_moe(config: Config) -> DecoderSpec:
+    plain = with_attention(qwen2(config), qkv_bias=config.flag("qkv_bias", default=True))
+    return _with_experts(config, plain, config.integer("shared_expert_intermediate_size"))
+
+
+def qwen3_moe(config: Config) -> DecoderSpec:
+    return _with_experts(config, qwen3(config), None)
+
+
+def _with_experts(config: Config, plain: DecoderSpec, shared: int | None) -> DecoderSpec:
+    act, count = mlp_of(plain).activation, len(plain.layers)
+    moe = Moe(
+        config.integer("num_experts", "num_local_experts"),
+        config.integer("num_experts_per_tok"),
+        config.integer("moe_intermediate_size"),
+        Router("softmax", renormalize=config.flag("norm_topk_prob", default=False)),
+        act,
+        Mlp(shared, act) if shared else None,
+        shared_gate=shared is not None,
+    )
+    dense, step = config.list("mlp_only_layers", kind=int, default=()), config.integer("decoder_sparse_step", default=1)
+    return sparse(plain, moe, {i for i in range(count) if i in dense or (i + 1) % step})
+
+
+def moe_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return (*plain_names(spec), *moe_names(spec, shared="shared_expert"))
+
+
+QWEN2 = Family("qwen2", ("Qwen2ForCausalLM",), ("qwen2",), qwen2, plain_names)
+QWEN3 = Family("qwen3", ("Qwen3ForCausalLM",), ("qwen3",), qwen3, plain_names)
+QWEN2_MOE = Family("qwen2_moe", ("Qwen2MoeForCausalLM",), ("qwen2_moe",), qwen2_moe, moe_rules)
+QWEN3_MOE = Family("qwen3_moe", ("Qwen3MoeForCausalLM",), ("qwen3_moe",), qwen3_moe, moe_rules)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd
 
-from pagoda.models.checkpoint import Rename, Reorder, Rule, Split
+from pagoda.models.checkpoint import Reorder, Rule, Split
 from pagoda.models.config import Config
-from pagoda.models.families.common import PROJECTIONS, Heads, activation, listed_experts, llama_rules, max_positions, rms, rope
-from pagoda.models.families.recurrent_common import first_of, layer_kinds
+from pagoda.models.families.common import Heads, activation, decoder, max_positions, moe_names, plain_names, renamed, rms, rope, split
+from pagoda.models.families.recurrent_common import first_of, layer_kinds, rate_names
 from pagoda.models.family import Family
 from pagoda.models.recurrent import Conv, GatedDelta, GatedNorm
 from pagoda.models.rope import Rope
-from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Moe, QkNorm, Router
+from pagoda.models.spec import Attention, DecoderSpec, Layer, Mlp, Moe, QkNorm, Router
 
 SECTIONS = (11, 11, 10)
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -22,17 +22,7 @@ def qwen3_next(config: Config) -> DecoderSpec:
     width, count = config.integer("hidden_size"), config.integer("num_hidden_layers")
     heads, norm = Heads.read(config, width), rms(config, offset=1.0)
     position = rope(config, heads.head_dim)
-    attention = Attention(
-        heads.heads,
-        heads.kv_heads,
-        heads.head_dim,
-        heads.head_dim**-0.5,
-        position,
-        qk_norm=QkNorm(norm),
-        qkv_bias=config.flag("attention_bias", default=False),
-        out_bias=config.flag("attention_bias", default=False),
-        gated=True,
-    )
+    attention = heads.attention(position, config.flag("attention_bias", default=False), qk_norm=QkNorm(norm), gated=True)
     every = config.integer("full_attention_interval", default=4)
     default = [FULL if (i + 1) % every == 0 else LINEAR for i in range(count)]
     kinds = layer_kinds(config, count, (LINEAR, FULL), default=default)
@@ -41,15 +31,7 @@ def qwen3_next(config: Config) -> DecoderSpec:
         Layer(delta if kind == LINEAR else attention, ff, mixer_in=norm, ff_in=norm)
         for kind, ff in zip(kinds, _feed_forwards(config, count), strict=True)
     )
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=tuple(layers),
-        norm=norm,
-        embed=Embed(),
-        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
-        max_positions=max_positions(config, position.scaling),
-    )
+    return decoder(config, width, layers, norm, max_positions(config, position.scaling))
 
 
 def gated_delta(config: Config) -> GatedDelta:
@@ -80,7 +62,7 @@ def _feed_forwards(config: Config, count: int) -> tuple[Mlp | Moe, ...]:
 
 
 def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*llama_rules(spec.head.tied), *gated_q(spec), *sparse_rules(spec), *_packed(spec), *delta_rules(spec))
+    return (*plain_names(spec), *gated_q(spec), *_sparse_names(spec), *_packed(spec), *_delta_names(spec))
 
 
 def gated_q(spec: DecoderSpec) -> tuple[Rule, ...]:
@@ -90,15 +72,8 @@ def gated_q(spec: DecoderSpec) -> tuple[Rule, ...]:
     return (Reorder(q, (attention.heads, 2, attention.head_dim), (1, 0, 2)), Split(q, (q, gate)))
 
 
-def sparse_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    if not any(isinstance(layer.feed_forward, Moe) for layer in spec.layers):
-        return ()
-    return (
-        Rename("layers.{i}.mlp.gate.{t}", "layers.{i}.ff.router.{t}"),
-        Rename("layers.{i}.mlp.shared_expert_gate.{t}", "layers.{i}.ff.shared_gate.{t}"),
-        Rename("layers.{i}.mlp.shared_expert.{p}_proj.{t}", "layers.{i}.ff.shared.{p}.{t}"),
-        *listed_experts(spec, "mlp", PROJECTIONS),
-    )
+def _sparse_names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    return moe_names(spec, shared="shared_expert") if any(isinstance(layer.feed_forward, Moe) for layer in spec.layers) else ()
 
 
 def _packed(spec: DecoderSpec) -> tuple[Rule, ...]:
@@ -114,19 +89,25 @@ def _packed(spec: DecoderSpec) -> tuple[Rule, ...]:
         Split(packed, names, sizes),
         *(Reorder(name, (size // unit // delta.k_heads, delta.k_heads, unit), (1, 0, 2)) for name, size in zip(names, sizes, strict=True)),
         Reorder(f"{at}.in_proj_ba.{{t}}", (delta.k_heads, 2, share), (1, 0, 2)),
-        Split(f"{at}.in_proj_ba.{{t}}", (f"{to}.beta.{{t}}", f"{to}.step.{{t}}")),
+        split(f"{at}.in_proj_ba", to, ("beta", "step")),
     )
 
 
-def delta_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    delta, at, to = first_of(spec, GatedDelta), "layers.{i}.linear_attn", "layers.{i}.mixer"
+_MIXED = ("query", "key", "value")
+
+
+def _mixed_sizes(spec: DecoderSpec) -> tuple[int, int, int]:
+    delta = first_of(spec, GatedDelta)
     keys, values = delta.k_heads * delta.k_dim, delta.heads * delta.v_dim
+    return keys, keys, values
+
+
+def _delta_names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    at, to = "layers.{i}.linear_attn", "layers.{i}.mixer"
     return (
-        Split(f"{at}.conv1d.{{t}}", tuple(f"{to}.conv.{part}.{{t}}" for part in ("query", "key", "value")), (keys, keys, values)),
-        Rename(f"{at}.A_log", f"{to}.a_log"),
-        Rename(f"{at}.dt_bias", f"{to}.step_bias"),
-        Rename(f"{at}.norm.{{t}}", f"{to}.norm.{{t}}"),
-        Rename(f"{at}.out_proj.{{t}}", f"{to}.out.{{t}}"),
+        split(f"{at}.conv1d", f"{to}.conv", _MIXED, _mixed_sizes(spec)),
+        *rate_names(at, to),
+        *renamed({"norm": "norm", "out_proj": "out"}, at, to),
     )
 
 
@@ -152,15 +133,14 @@ def _sectioned(layer: Layer, sections: tuple[int, ...]) -> Layer:
 
 def apart_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     """Qwen 3.5: q, k, v in one tensor, gate, beta and step in their own."""
-    delta, at, to = first_of(spec, GatedDelta), "layers.{i}.linear_attn", "layers.{i}.mixer"
-    keys, values = delta.k_heads * delta.k_dim, delta.heads * delta.v_dim
+    at, to = "layers.{i}.linear_attn", "layers.{i}.mixer"
     return (
-        *llama_rules(spec.head.tied),
+        *plain_names(spec),
         *gated_q(spec),
-        *sparse_rules(spec),
-        Split(f"{at}.in_proj_qkv.{{t}}", tuple(f"{to}.{part}.{{t}}" for part in ("query", "key", "value")), (keys, keys, values)),
-        *(Rename(f"{at}.in_proj_{theirs}.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in (("z", "z"), ("b", "beta"), ("a", "step"))),
-        *delta_rules(spec),
+        *_sparse_names(spec),
+        split(f"{at}.in_proj_qkv", to, _MIXED, _mixed_sizes(spec)),
+        *renamed({"in_proj_z": "z", "in_proj_b": "beta", "in_proj_a": "step"}, at, to),
+        *_delta_names(spec),
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from pagoda.hal.errors import ModelError
-from pagoda.models.checkpoint import Rename, Rule, Split
+from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
+from pagoda.models.families.common import split
 from pagoda.models.recurrent import Recurrent, Selective, Ssd
 from pagoda.models.spec import Both, DecoderSpec, Shared
 
@@ -38,13 +39,10 @@ def layer_kinds(config: Config, count: int, names: Sequence[str], *keys: str, de
 def ssd_rules(mixer: Ssd, at: str, to: str = "layers.{i}.mixer") -> tuple[Rule, ...]:
     """Mamba 2's tensors under `at`."""
     inner, shared = mixer.heads * mixer.head_dim, mixer.groups * mixer.state
-    parts = tuple(f"{to}.{part}.{{t}}" for part in ("z", "x", "b", "c", "step"))
-    conv = tuple(f"{to}.conv.{part}.{{t}}" for part in "xbc")
     return (
-        Split(f"{at}.in_proj.{{t}}", parts, (inner, inner, shared, shared, mixer.heads)),
-        Split(f"{at}.conv1d.{{t}}", conv, (inner, shared, shared)),
+        split(f"{at}.in_proj", to, ("z", "x", "b", "c", "step"), (inner, inner, shared, shared, mixer.heads)),
+        split(f"{at}.conv1d", f"{to}.conv", "xbc", (inner, shared, shared)),
         *_scan_rules(at, to),
-        Rename(f"{at}.dt_bias", f"{to}.step_bias"),
         *((Rename(f"{at}.norm.{{t}}", f"{to}.norm.{{t}}"),) if at != to else ()),
     )
 
@@ -53,7 +51,7 @@ def selective_rules(mixer: Selective, at: str, to: str = "layers.{i}.mixer") -> 
     """Mamba's tensors under `at`, and Jamba's norms."""
     norms = (("dt", "step"), ("b", "b"), ("c", "c")) if mixer.inner_norm is not None and mixer.inner_norm.weight else ()
     return (
-        Split(f"{at}.in_proj.{{t}}", (f"{to}.x.{{t}}", f"{to}.z.{{t}}")),
+        split(f"{at}.in_proj", to, "xz"),
         Rename(f"{at}.conv1d.{{t}}", f"{to}.conv.x.{{t}}"),
         Rename(f"{at}.x_proj.{{t}}", f"{to}.latents.{{t}}"),
         Rename(f"{at}.dt_proj.{{t}}", f"{to}.step.{{t}}"),
@@ -63,8 +61,9 @@ def selective_rules(mixer: Selective, at: str, to: str = "layers.{i}.mixer") -> 
 
 
 def _scan_rules(at: str, to: str) -> tuple[Rule, ...]:
-    return (
-        Rename(f"{at}.A_log", f"{to}.a_log"),
-        Rename(f"{at}.D", f"{to}.d"),
-        Rename(f"{at}.out_proj.{{t}}", f"{to}.out.{{t}}"),
-    )
+    return (*rate_names(at, to), Rename(f"{at}.D", f"{to}.d"), Rename(f"{at}.out_proj.{{t}}", f"{to}.out.{{t}}"))
+
+
+def rate_names(at: str, to: str) -> tuple[Rule, ...]:
+    """How fast a state decays: a rate and what is added to the steps."""
+    return (Rename(f"{at}.A_log", f"{to}.a_log"), Rename(f"{at}.dt_bias", f"{to}.step_bias"))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagoda.models.checkpoint import Also, Drop, Rename, Rule, Split
+from pagoda.models.checkpoint import Also, Drop, Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.families.bert import architectures, head_rules, layer_rules
-from pagoda.models.families.common import activation, bidirectional, llama_rules, max_positions, rope
+from pagoda.models.families.common import Heads, activation, bidirectional, llama_rules, max_positions, plain_mlp, renamed, rope, split
 from pagoda.models.families.llama import spec as llama
-from pagoda.models.families.pooled import NO_HEAD, architecture, encoder_pooler, post_norm_layers, self_attention
+from pagoda.models.families.pooled import NO_HEAD, architecture, encoder, encoder_pooler, post_norm_layers, self_attention
 from pagoda.models.family import Family, LeftToTransformers
 from pagoda.models.pooling import Dense, PoolNorm
 from pagoda.models.rope import DynamicScaling, Rope
-from pagoda.models.spec import Attention, Bidirectional, DecoderSpec, Embed, Layer, Mlp, Norm, Window
+from pagoda.models.spec import Bidirectional, DecoderSpec, Embed, Layer, Mlp, Norm, Window
 
 
 def modernbert(config: Config) -> DecoderSpec:
@@ -31,22 +31,15 @@ def modernbert(config: Config) -> DecoderSpec:
 
     def layer(index: int, local: bool) -> Layer:
         position = _modern_rope(config, dim, local)
-        attention = Attention(heads, heads, dim, dim**-0.5, position, window if local else None, qkv_bias=bias, out_bias=bias)
+        attention = Heads.each(heads, width).attention(position, bias, window=window if local else None)
         return Layer(Bidirectional(attention), ff, norm if index else None, ff_in=norm)
 
     head_bias = config.flag("classifier_bias", default=False)
     head = (Dense(width, activation(config, "classifier_activation", default="gelu"), head_bias), PoolNorm(eps, norm_bias))
     pooling = config.text("classifier_pooling", default="cls")
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=tuple(layer(index, local) for index, local in enumerate(_local(config, count))),
-        norm=norm,
-        embed=Embed(norm=norm),
-        head=NO_HEAD,
-        max_positions=config.integer("max_position_embeddings"),
-        pooler=encoder_pooler(config, head, "mean" if pooling == "mean" else "cls", token_head=True),
-    )
+    pooler = encoder_pooler(config, head, "mean" if pooling == "mean" else "cls", token_head=True)
+    layers = (layer(index, local) for index, local in enumerate(_local(config, count)))
+    return encoder(config, width, layers, norm, Embed(norm=norm), config.integer("max_position_embeddings"), pooler)
 
 
 def _local(config: Config, count: int) -> tuple[bool, ...]:
@@ -75,9 +68,9 @@ def modernbert_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Rename("model.embeddings.norm.{t}", "embed.norm.{t}"),
         Rename("model.final_norm.{t}", "norm.{t}"),
         Rename("model.layers.{x*}", "layers.{x*}"),
-        *(Rename(f"layers.{{i}}.{theirs}.{{t}}", f"layers.{{i}}.{ours}.{{t}}") for theirs, ours in names.items()),
-        Split("layers.{i}.attn.Wqkv.{t}", tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "qkv")),
-        Split("layers.{i}.mlp.Wi.{t}", ("layers.{i}.ff.gate.{t}", "layers.{i}.ff.up.{t}")),
+        *renamed(names),
+        split("layers.{i}.attn.Wqkv", "layers.{i}.mixer", "qkv"),
+        split("layers.{i}.mlp.Wi", "layers.{i}.ff", ("gate", "up")),
     )
 
 
@@ -92,16 +85,9 @@ def nomic(config: Config) -> DecoderSpec:
     position = Rope(config.number("rotary_emb_base"), dim) if own else rope(config, dim, theta=1000.0)
     norm = Norm("layer", config.number("layer_norm_eps", "layer_norm_epsilon", default=1e-12), bias=True)
     ff = Mlp(config.integer("intermediate_size", "n_inner"), act)
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=post_norm_layers(config.integer("num_hidden_layers", "n_layer"), self_attention(heads, dim, position, False), ff, norm),
-        norm=norm,
-        embed=Embed(types=config.integer("type_vocab_size", default=2)),
-        head=NO_HEAD,
-        max_positions=longest,
-        pooler=encoder_pooler(config, (Dense(width, "tanh"),)),
-    )
+    layers = post_norm_layers(config.integer("num_hidden_layers", "n_layer"), self_attention(heads, dim, position, False), ff, norm)
+    embed = Embed(types=config.integer("type_vocab_size", default=2))
+    return encoder(config, width, layers, norm, embed, longest, (Dense(width, "tanh"),))
 
 
 def _check_nomic(config: Config) -> None:
@@ -111,22 +97,17 @@ def _check_nomic(config: Config) -> None:
         config.require(name, False, None)
     config.require("rotary_emb_interleaved", False, None)
     config.require("rotary_emb_scale_base", None)
-    config.ignore("attn_pdrop", "embd_pdrop", "fused_bias_fc", "fused_dropout_add_ln", "pad_vocab_size_multiple", "scale_attn_weights")
     config.ignore(
-        "scale_attn_by_inverse_layer_idx", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type"
-    )
-    config.ignore(
-        "summary_use_proj", "use_flash_attn", "use_xentropy", "reorder_and_upcast_attn", "rotary_scaling_factor", "dense_seq_output"
-    )
-    config.ignore("last_layer_subset", "max_trained_positions", "resid_pdrop", "shared_type_embeddings", "hidden_act", "expand_vocab")
+        "fused_bias_fc", "fused_dropout_add_ln", "pad_vocab_size_multiple", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
+        "use_xentropy", "reorder_and_upcast_attn", "rotary_scaling_factor", "dense_seq_output", "last_layer_subset",
+        "max_trained_positions", "shared_type_embeddings", "hidden_act", "expand_vocab",
+    )  # fmt: skip
 
 
 def nomic_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     count = len(spec.layers)
-    names = {
-        "self_attn.q_proj": "mixer.q", "self_attn.k_proj": "mixer.k", "self_attn.v_proj": "mixer.v", "self_attn.o_proj": "mixer.o",
-        "post_attention_layernorm": "ff_in", "mlp.gate_proj": "ff.gate", "mlp.up_proj": "ff.up", "mlp.down_proj": "ff.down",
-    }  # fmt: skip
+    names = {**{f"self_attn.{part}_proj": f"mixer.{part}" for part in "qkvo"}, "post_attention_layernorm": "ff_in"}
+    names |= {f"mlp.{part}_proj": f"ff.{part}" for part in ("gate", "up", "down")}
     hub = {"attn.out_proj": "mixer.o", "norm1": "ff_in", "mlp.fc11": "ff.up", "mlp.fc12": "ff.gate", "mlp.fc2": "ff.down"}
     return (
         *(Also(f"{part}.{{x*}}", f"nomic_bert.{part}.{{x*}}") for part in ("embeddings", "emb_ln", "layers", "encoder", "pooler")),
@@ -138,7 +119,7 @@ def nomic_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Rename("nomic_bert.embeddings.LayerNorm.{t}", "layers.0.mixer_in.{t}"),
         Rename("nomic_bert.emb_ln.{t}", "layers.0.mixer_in.{t}"),
         *layer_rules("nomic_bert.layers", count, names, "post_mlp_layernorm"),
-        Split("nomic_bert.encoder.layers.{i}.attn.Wqkv.weight", tuple(f"layers.{{i}}.mixer.{part}.weight" for part in "qkv")),
+        split("nomic_bert.encoder.layers.{i}.attn.Wqkv", "layers.{i}.mixer", "qkv"),
         *layer_rules("nomic_bert.encoder.layers", count, hub, "norm2"),
     )
 
@@ -155,16 +136,10 @@ def gte(config: Config) -> DecoderSpec:
     norm = Norm("layer", config.number("layer_norm_eps", default=1e-12), bias=True)
     ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_act"), down_bias=True)
     stated, dynamic = config.integer("max_position_embeddings"), isinstance(position.scaling, DynamicScaling)
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=post_norm_layers(config.integer("num_hidden_layers"), self_attention(heads, width // heads, position), ff, norm),
-        norm=norm,
-        embed=Embed(types=config.integer("type_vocab_size", default=0)),
-        head=NO_HEAD,
-        max_positions=stated if dynamic else max_positions(config, position.scaling),
-        pooler=encoder_pooler(config, (Dense(width, "tanh"),)),
-    )
+    layers = post_norm_layers(config.integer("num_hidden_layers"), self_attention(heads, width // heads, position), ff, norm)
+    longest = stated if dynamic else max_positions(config, position.scaling)
+    embed = Embed(types=config.integer("type_vocab_size", default=0))
+    return encoder(config, width, layers, norm, embed, longest, (Dense(width, "tanh"),))
 
 
 def gte_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
@@ -180,8 +155,8 @@ def gte_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Rename("new.embeddings.word_embeddings.{t}", "embed.{t}"),
         Rename("new.embeddings.token_type_embeddings.weight", "embed.types"),
         Rename("new.embeddings.LayerNorm.{t}", "layers.0.mixer_in.{t}"),
-        Split(f"{at}.{{i}}.attention.qkv_proj.{{t}}", tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "qkv")),
-        Split(f"{at}.{{i}}.mlp.up_gate_proj.{{t}}", ("layers.{i}.ff.up.{t}", "layers.{i}.ff.gate.{t}")),
+        split(f"{at}.{{i}}.attention.qkv_proj", "layers.{i}.mixer", "qkv"),
+        split(f"{at}.{{i}}.mlp.up_gate_proj", "layers.{i}.ff", ("up", "gate")),
         *layer_rules(at, len(spec.layers), names, "mlp_ln"),
     )
 
@@ -192,17 +167,10 @@ def jina(config: Config) -> DecoderSpec:
     config.ignore("tie_word_embeddings")
     position = rope(config, width // heads, theta=20000.0)
     norm = Norm("layer", config.number("layer_norm_eps", default=1e-5), bias=True)
-    ff = Mlp(config.integer("intermediate_size"), activation(config, "hidden_act"), gated=False, up_bias=True, down_bias=True)
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=post_norm_layers(config.integer("num_hidden_layers"), self_attention(heads, width // heads, position), ff, norm),
-        norm=norm,
-        embed=Embed(types=config.integer("type_vocab_size", default=1)),
-        head=NO_HEAD,
-        max_positions=max_positions(config, position.scaling),
-        pooler=encoder_pooler(config, (Dense(width, "tanh"),)),
-    )
+    ff = plain_mlp(config.integer("intermediate_size"), activation(config, "hidden_act"))
+    layers = post_norm_layers(config.integer("num_hidden_layers"), self_attention(heads, width // heads, position), ff, norm)
+    embed = Embed(types=config.integer("type_vocab_size", default=1))
+    return encoder(config, width, layers, norm, embed, max_positions(config, position.scaling), (Dense(width, "tanh"),))
 
 
 def jina_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
@@ -215,7 +183,7 @@ def jina_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Rename("roberta.embeddings.word_embeddings.{t}", "embed.{t}"),
         Rename("roberta.embeddings.token_type_embeddings.weight", "embed.types"),
         Rename("roberta.emb_ln.{t}", "layers.0.mixer_in.{t}"),
-        Split(f"{at}.{{i}}.mixer.Wqkv.{{t}}", tuple(f"layers.{{i}}.mixer.{part}.{{t}}" for part in "qkv")),
+        split(f"{at}.{{i}}.mixer.Wqkv", "layers.{i}.mixer", "qkv"),
         *layer_rules(at, len(spec.layers), names, "norm2"),
     )
 
@@ -226,7 +194,7 @@ def eurobert(config: Config) -> DecoderSpec:
     pooling = config.text("classifier_pooling", default="late")
     if "ForSequence" in architecture(config) and pooling == "late":
         raise LeftToTransformers(f"{config.where}: classifier_pooling='late' is not implemented; bos and mean are")
-    config.ignore("clf_pooling", "mask_token_id")
+    config.ignore("clf_pooling")
     pooler = encoder_pooler(config, (Dense(width, "gelu"),), "mean" if pooling == "mean" else "cls")
     return replace(bidirectional(llama(config)), head=NO_HEAD, pooler=pooler)
 

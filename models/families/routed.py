@@ -1,17 +1,26 @@
-"""Experts scored by sigmoids or chosen with a correction (GLM 4.5, dots, ERNIE 4.5 MoE, MiniMax M2, …); Hunyuan MoE, DeepSeek 1."""
+"""Experts scored by sigmoids or chosen with a correction (GLM 4.5, dots, ERNIE 4.5 MoE, MiniMax M2, MiMo V2); Hunyuan MoE, DeepSeek 1."""
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import replace
-from typing import Any
 
 from pagoda.hal.errors import ModelError
 from pagoda.models.checkpoint import Drop, Rename, Rule, Unstack
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import PROJECTIONS, change_layers, listed_experts, llama_rules, rms
-from pagoda.models.families.llama_kin import ernie, hunyuan, qk_norm_rules
+from pagoda.models.families.common import (
+    MIXTRAL_NAMES,
+    change_layers,
+    correction,
+    mlp_of,
+    moe_names,
+    plain_names,
+    rms,
+    rope,
+    sparse,
+    with_attention,
+)
+from pagoda.models.families.llama_kin import ernie, hunyuan, hunyuan_names
 from pagoda.models.families.qwen import qwen_windows
 from pagoda.models.family import Family
 from pagoda.models.rope import Rope
@@ -19,36 +28,33 @@ from pagoda.models.spec import Attention, DecoderSpec, Layer, Mlp, Moe, QkNorm, 
 
 
 def glm4_moe(config: Config) -> DecoderSpec:
-    config.ignore("num_nextn_predict_layers")
     normed = QkNorm(rms(config)) if config.flag("use_qk_norm", default=False) else None
-    plain = _attention(llama.spec(config), qk_norm=normed, out_bias=False)
+    plain = with_attention(llama.spec(config), qk_norm=normed, out_bias=False)
     return sparse(plain, grouped(config, plain), range(config.integer("first_k_dense_replace", default=0)))
 
 
 def dots1(config: Config) -> DecoderSpec:
-    config.ignore("use_sliding_window", "scoring_func", "topk_method", "num_nextn_predict_layers", "moe_layer_freq", "ep_size")
-    plain, windows = _attention(llama.spec(config), qk_norm=QkNorm(rms(config))), qwen_windows(config)
+    config.ignore("use_sliding_window", "scoring_func", "topk_method", "moe_layer_freq", "ep_size")
+    plain, windows = with_attention(llama.spec(config), qk_norm=QkNorm(rms(config))), qwen_windows(config)
     plain = change_layers(plain, lambda i, layer, attention: replace(layer, mixer=replace(attention, window=windows[i])))
     return sparse(plain, grouped(config, plain), range(config.integer("first_k_dense_replace", default=0)))
 
 
 def solar_open(config: Config) -> DecoderSpec:
-    config.ignore("use_qk_norm", "num_nextn_predict_layers")
-    plain = _attention(llama.spec(config, hidden=config.integer("intermediate_size", "moe_intermediate_size")), out_bias=False)
+    config.ignore("use_qk_norm")
+    plain = with_attention(llama.spec(config, hidden=config.integer("intermediate_size", "moe_intermediate_size")), out_bias=False)
     config.ignore("first_k_dense_replace")
-    return sparse(plain, grouped(config, plain), ())
+    return sparse(plain, grouped(config, plain))
 
 
 def exaone_moe(config: Config) -> DecoderSpec:
-    config.ignore("sliding_window_pattern", "first_k_dense_replace", "num_nextn_predict_layers", "is_moe_layer")
-    hybrid, plain = config.has("sliding_window"), _attention(llama.spec(config), qk_norm=QkNorm(rms(config)))
-    kinds = config.list("mlp_layer_types", kind=str)
+    config.ignore("sliding_window_pattern", "first_k_dense_replace", "is_moe_layer")
+    hybrid, plain = config.has("sliding_window"), with_attention(llama.spec(config), qk_norm=QkNorm(rms(config)))
 
     def change(_: int, layer: Layer, attention: Attention) -> Layer:
         return replace(layer, mixer=replace(attention, position=attention.position if attention.window or not hybrid else None))
 
-    dense = [i for i, kind in enumerate(kinds) if kind == "dense"]
-    return sparse(change_layers(plain, change), grouped(config, plain), dense)
+    return sparse(change_layers(plain, change), grouped(config, plain), dense_layers(config, len(plain.layers)))
 
 
 def ernie_moe(config: Config) -> DecoderSpec:
@@ -56,15 +62,10 @@ def ernie_moe(config: Config) -> DecoderSpec:
     first, last = config.integer("moe_layer_start_index"), config.integer("moe_layer_end_index", default=-1)
     last, every = last if last >= 0 else len(plain.layers) - 1, config.integer("moe_layer_interval", default=1)
     config.ignore("moe_norm_min", "moe_capacity", "moe_use_aux_free", "moe_gate")
-    hidden, shared, act = (
-        config.integer("moe_intermediate_size"),
-        config.integer("moe_num_shared_experts", default=0),
-        mlp_of(plain).activation,
-    )
-    router = Router("softmax", renormalize=True, correction=True)
-    moe = Moe(
-        config.integer("moe_num_experts"), config.integer("moe_k"), hidden, router, act, Mlp(hidden * shared, act) if shared else None
-    )
+    hidden, shared = config.integer("moe_intermediate_size"), config.integer("moe_num_shared_experts", default=0)
+    router, act = Router("softmax", renormalize=True, correction=True), mlp_of(plain).activation
+    beside = Mlp(hidden * shared, act) if shared else None
+    moe = Moe(config.integer("moe_num_experts"), config.integer("moe_k"), hidden, router, act, beside)
     dense = [i for i in range(len(plain.layers)) if (i + 1) % every or not first <= i <= last]
     return sparse(plain, moe, dense)
 
@@ -72,14 +73,14 @@ def ernie_moe(config: Config) -> DecoderSpec:
 def hunyuan_moe(config: Config) -> DecoderSpec:
     plain = hunyuan(config)
     mlp, experts, chosen = mlp_of(plain), config.integer("num_experts"), config.integer("moe_topk")
-    return sparse(plain, Moe(experts, chosen, mlp.hidden, Router("softmax", renormalize=True), mlp.activation, mlp), ())
+    return sparse(plain, Moe(experts, chosen, mlp.hidden, Router("softmax", renormalize=True), mlp.activation, mlp))
 
 
 def deepseek(config: Config) -> DecoderSpec:
     """The first one: plain attention, a softmax over all experts."""
     config.require("moe_layer_freq", 1, default=1)
     config.require("scoring_func", "softmax", default="softmax")
-    config.ignore("aux_loss_alpha", "seq_aux", "ep_size")
+    config.ignore("ep_size")
     plain = llama.spec(config)
     hidden, act, shared = config.integer("moe_intermediate_size"), mlp_of(plain).activation, config.integer("n_shared_experts", default=0)
     router, beside = Router("softmax", renormalize=config.flag("norm_topk_prob", default=False)), Mlp(hidden * shared, act)
@@ -95,18 +96,40 @@ def minimax_m2(config: Config) -> DecoderSpec:
     config.ignore(
         "attn_type_list", "mtp_transformer_layers", "num_mtp_modules", "use_mtp", "max_model_len", "rotary_dim", "attn_window_size"
     )
-    plain, turned = _attention(llama.spec(config), qk_norm=QkNorm(rms(config), "full")), config.integer("rotary_dim", default=None)
+    plain, turned = with_attention(llama.spec(config), qk_norm=QkNorm(rms(config), "full")), config.integer("rotary_dim", default=None)
     if turned is not None:
         plain = change_layers(plain, lambda _, layer, a: replace(layer, mixer=replace(a, position=_first(a, turned))))
     mlp, router = mlp_of(plain), Router("sigmoid", renormalize=True, correction=True)
     experts, chosen = config.integer("num_local_experts"), config.integer("num_experts_per_tok")
-    return sparse(plain, Moe(experts, chosen, mlp.hidden, router, mlp.activation), ())
+    return sparse(plain, Moe(experts, chosen, mlp.hidden, router, mlp.activation))
 
 
 def _first(attention: Attention, dims: int) -> Rope:
     if not isinstance(attention.position, Rope):
         raise ModelError("rotary_dim was given for a layer that knows no positions; correct the configuration")
     return replace(attention.position, dims=dims)
+
+
+def mimo(config: Config) -> DecoderSpec:
+    """Sliding layers have sinks, twice the KV heads and a rotation of their own; values are narrower than keys. The configuration is as
+    transformers 5 writes it."""
+    config.ignore("sliding_window_size", "num_local_experts")
+    plain, v_dim = llama.spec(config), config.integer("v_head_dim", default=None)
+    plain = with_attention(plain, out_bias=False, v_dim=v_dim, v_scale=config.number("attention_value_scale", default=1.0))
+
+    def change(_: int, layer: Layer, attention: Attention) -> Layer:
+        slides = attention.window is not None
+        position = rope(config, attention.head_dim, part="sliding_attention" if slides else "full_attention")
+        kv_heads = attention.kv_heads * (2 if slides else 1)
+        return replace(layer, mixer=replace(attention, kv_heads=kv_heads, position=position, sinks=slides))
+
+    return sparse(change_layers(plain, change), grouped(config, plain), dense_layers(config, len(plain.layers), first=1))
+
+
+def dense_layers(config: Config, count: int, first: int = 0) -> list[int]:
+    """Layers without experts: those that `mlp_layer_types` calls dense, the `first` ones where it says nothing."""
+    kinds = config.list("mlp_layer_types", kind=str, default=None)
+    return list(range(min(first, count))) if kinds is None else [i for i, kind in enumerate(kinds) if kind == "dense"]
 
 
 def grouped(config: Config, plain: DecoderSpec) -> Moe:
@@ -126,29 +149,13 @@ def grouped(config: Config, plain: DecoderSpec) -> Moe:
     return Moe(experts, config.integer("num_experts_per_tok"), hidden, router, act, Mlp(hidden * shared, act) if shared else None)
 
 
-def mlp_of(spec: DecoderSpec) -> Mlp:
-    mlp = spec.layers[0].feed_forward
-    assert isinstance(mlp, Mlp)
-    return mlp
-
-
-def _attention(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
-    return change_layers(spec, lambda _, layer, attention: replace(layer, mixer=replace(attention, **changes)))
-
-
-def sparse(spec: DecoderSpec, moe: Moe, dense: Container[int]) -> DecoderSpec:
-    return change_layers(spec, lambda i, layer, _: layer if i in dense else replace(layer, feed_forward=moe))
-
-
 def routed_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     """Layers beyond the last one predict several tokens at once; they are dropped."""
     return (
         Drop(f"model.layers.{len(spec.layers)}.{{x*}}"),
-        *llama_rules(spec.head.tied),
-        Rename("layers.{i}.mlp.gate.e_score_correction_bias", "layers.{i}.ff.correction"),
-        Rename("layers.{i}.mlp.gate.{t}", "layers.{i}.ff.router.{t}"),
-        Rename("layers.{i}.mlp.shared_experts.{p}_proj.{t}", "layers.{i}.ff.shared.{p}.{t}"),
-        *listed_experts(spec, "mlp", PROJECTIONS),
+        *plain_names(spec),
+        correction("mlp.gate.e_score_correction_bias"),
+        *moe_names(spec),
     )
 
 
@@ -163,23 +170,18 @@ def _ernie_names(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 def _hunyuan_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (
-        *llama_rules(spec.head.tied),
-        *qk_norm_rules(),
-        Rename("layers.{i}.mlp.gate.wg.{t}", "layers.{i}.ff.router.{t}"),
-        Rename("layers.{i}.mlp.shared_mlp.{p}_proj.{t}", "layers.{i}.ff.shared.{p}.{t}"),
-        *listed_experts(spec, "mlp", PROJECTIONS),
-    )
+    return (*hunyuan_names(spec), *moe_names(spec, router="gate.wg", shared="shared_mlp"))
 
 
 def _minimax_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     block = "block_sparse_moe"
-    return (
-        *llama_rules(spec.head.tied),
-        Rename(f"layers.{{i}}.{block}.e_score_correction_bias", "layers.{i}.ff.correction"),
-        Rename(f"layers.{{i}}.{block}.gate.{{t}}", "layers.{i}.ff.router.{t}"),
-        *listed_experts(spec, block, {"w1": "gate", "w2": "down", "w3": "up"}),
-    )
+    return (*plain_names(spec), correction(f"{block}.e_score_correction_bias"), *moe_names(spec, block, names=MIXTRAL_NAMES))
+
+
+def _mimo_names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    """Layers that predict several tokens at once are dropped."""
+    sinks = Rename("layers.{i}.self_attn.attention_sink_bias", "layers.{i}.mixer.sinks")
+    return (Drop("model.mtp.{x*}"), *routed_rules(spec), sinks)
 
 
 ROUTED = (
@@ -191,4 +193,5 @@ ROUTED = (
     Family("ernie4_5_moe", ("Ernie4_5_MoeForCausalLM",), ("ernie4_5_moe",), ernie_moe, _ernie_names),
     Family("hunyuan_v1_moe", ("HunYuanMoEV1ForCausalLM",), ("hunyuan_v1_moe",), hunyuan_moe, _hunyuan_names),
     Family("minimax_m2", ("MiniMaxM2ForCausalLM",), ("minimax_m2",), minimax_m2, _minimax_names),
+    Family("mimo_v2_flash", ("MiMoV2FlashForCausalLM",), ("mimo_v2_flash",), mimo, _mimo_names),
 )

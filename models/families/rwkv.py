@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pagoda.models.checkpoint import Also, Rename, Rule
 from pagoda.models.config import Config
+from pagoda.models.families.common import decoder
 from pagoda.models.families.recurrent_common import ENDLESS
 from pagoda.models.family import Family
 from pagoda.models.recurrent import ChannelMix, TimeMix
-from pagoda.models.spec import DecoderSpec, Embed, Head, Layer, Norm
+from pagoda.models.spec import DecoderSpec, Embed, Layer, Norm
 
 
 def rwkv(config: Config) -> DecoderSpec:
@@ -18,15 +19,7 @@ def rwkv(config: Config) -> DecoderSpec:
     # Halving the stream every so many layers keeps half precision from overflowing; norms undo it. Nothing depends on the context's length.
     config.ignore("rescale_every", "context_length")
     pair = (Layer(TimeMix(inner), None, mixer_in=norm), Layer(ChannelMix(hidden), None, mixer_in=norm))
-    return DecoderSpec(
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=pair * config.integer("num_hidden_layers"),
-        norm=norm,
-        embed=Embed(norm=norm),
-        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
-        max_positions=ENDLESS,
-    )
+    return decoder(config, width, pair * config.integer("num_hidden_layers"), norm, ENDLESS, embed=Embed(norm=norm))
 
 
 def rwkv_rules(spec: DecoderSpec) -> tuple[Rule, ...]:

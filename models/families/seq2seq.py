@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pagoda.models.checkpoint import Rename, Rule
-from pagoda.models.spec import Attention, Bidirectional, Cross, Layer, Mlp, Moe, Norm, Normed, Residual
-
-POST = Normed((1.0, 1.0), (1.0, 1.0))
-"""Each sublayer adds to what it read, normed: norms after the sum, as the first transformers had them."""
+from pagoda.models.checkpoint import Rule
+from pagoda.models.families.common import renamed
+from pagoda.models.families.pooled import POST_NORMS
+from pagoda.models.spec import Attention, Bidirectional, Cross, Layer, Mlp, Moe, Norm, Residual
 
 
 def decoder_layers(
     own: Attention, cross: Cross, ff: Mlp | Moe, norm: Norm, first: Norm | None = None, post: bool = False
 ) -> tuple[Layer, Layer]:
     """One layer of theirs. With `post` norms the one before it is that which ended the last layer: `first`."""
-    residual = POST if post else Residual.SEQUENTIAL
+    residual = POST_NORMS if post else Residual.SEQUENTIAL
     return Layer(own, None, first if post else norm, residual=residual), Layer(cross, ff, norm, ff_in=norm, residual=residual)
 
 
@@ -32,16 +31,11 @@ def encoder_layer(attention: Attention, ff: Mlp | Moe, norm: Norm) -> Layer:
 
 
 def post_norm_encoder(count: int, attention: Attention, ff: Mlp, norm: Norm, embed_norm: bool) -> tuple[Layer, ...]:
-    layer = replace(encoder_layer(attention, ff, norm), residual=POST)
+    layer = replace(encoder_layer(attention, ff, norm), residual=POST_NORMS)
     return (layer if embed_norm else replace(layer, mixer_in=None), *(layer,) * (count - 1))
-
-
-def renamed(theirs: str, ours: str, names: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Tensors of the modules `names` below a layer of theirs, below one of ours; {i} stands for the layer."""
-    return tuple(Rename(f"{theirs}.{old}.{{t}}", f"{ours}.{new}.{{t}}") for old, new in names.items())
 
 
 def decoder_names(at: str, count: int, own: Mapping[str, str], cross: Mapping[str, str]) -> tuple[Rule, ...]:
     """Layers below `at`: their modules that go to the first of our two layers, and to the second."""
     pairs = ((own, 0), (cross, 1))
-    return tuple(rule for i in range(count) for names, place in pairs for rule in renamed(f"{at}.{i}", f"layers.{2 * i + place}", names))
+    return tuple(rule for i in range(count) for names, place in pairs for rule in renamed(names, f"{at}.{i}", f"layers.{2 * i + place}"))

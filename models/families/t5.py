@@ -9,8 +9,8 @@ from pagoda.hal.errors import ModelError
 from pagoda.models.checkpoint import Drop, Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.distance import Distances
-from pagoda.models.families.common import ACTIVATIONS
-from pagoda.models.families.seq2seq import decoder_layers, decoder_names, encoder_layer, renamed
+from pagoda.models.families.common import ACTIVATIONS, head_names, renamed
+from pagoda.models.families.seq2seq import decoder_layers, decoder_names, encoder_layer
 from pagoda.models.family import Family
 from pagoda.models.spec import Attention, Bidirectional, Cross, DecoderSpec, Embed, Encoder, Head, Mlp, Norm, Window
 
@@ -21,21 +21,12 @@ LONGEST = 4096
 def t5(config: Config, own: bool = False, scales: bool = True) -> DecoderSpec:
     """`own`: each layer has its own biases. `scales`: a tied head is scaled."""
     width, heads, dim = config.integer("d_model"), config.integer("num_heads"), config.integer("d_kv")
-    config.ignore(
-        "use_cache",
-        "n_positions",
-        "dropout_rate",
-        "task_specific_params",
-        "dense_act_fn",
-        "is_gated_act",
-        "scalable_attention",
-        "max_length",
-    )
-    longest = LONGEST
+    config.ignore("n_positions", "dropout_rate", "dense_act_fn", "is_gated_act")
+    config.ignore("scalable_attention")
     norm = Norm("rms", config.number("layer_norm_epsilon", default=1e-6))
     buckets, far = config.integer("relative_attention_num_buckets"), config.integer("relative_attention_max_distance", default=128)
     attention = Attention(heads, heads, dim, 1.0, Distances(buckets, far, own))
-    cross = Cross(Attention(heads, heads, dim, 1.0), width, longest)
+    cross = Cross(Attention(heads, heads, dim, 1.0), width, LONGEST)
     ff, vocab = feed_forward(config), config.integer("vocab_size")
     tied = config.flag("tie_word_embeddings", default=True)
     scaled = config.flag("scale_decoder_outputs", default=tied) and scales
@@ -47,8 +38,8 @@ def t5(config: Config, own: bool = False, scales: bool = True) -> DecoderSpec:
         norm=norm,
         embed=Embed(),
         head=Head(tied, width**-0.5 if scaled else 1.0),
-        max_positions=longest,
-        encoder=Encoder(width, (encoder_layer(attention, ff, norm),) * layers, norm, Embed(), longest, vocab, shared=True),
+        max_positions=LONGEST,
+        encoder=Encoder(width, (encoder_layer(attention, ff, norm),) * layers, norm, Embed(), LONGEST, vocab, shared=True),
     )
 
 
@@ -109,12 +100,12 @@ def t5_rules(spec: DecoderSpec, own: bool = False) -> tuple[Rule, ...]:
         Drop("decoder.embed_tokens.weight"),
         Drop("decoder.block.{i}.layer.1.EncDecAttention.relative_attention_bias.weight"),
         Rename("shared.{t}", "embed.{t}"),
-        Drop("lm_head.weight") if spec.head.tied else Rename("lm_head.{t}", "head.{t}"),
+        *head_names(spec.head.tied),
         Rename("decoder.final_layer_norm.{t}", "norm.{t}"),
         Rename("encoder.final_layer_norm.{t}", "encoder.norm.{t}"),
         *biases,
         *decoder_names("decoder.block", count, _names(0), {**_names(1, cross=True), **_feed_forward(2, gated)}),
-        *renamed("encoder.block.{i}", "encoder.layers.{i}", {**_names(0), **_feed_forward(1, gated)}),
+        *renamed({**_names(0), **_feed_forward(1, gated)}, "encoder.block.{i}", "encoder.layers.{i}"),
     )
 
 

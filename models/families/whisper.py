@@ -7,17 +7,16 @@ from dataclasses import replace
 from pagoda.models.checkpoint import Drop, Rename, Rule, Zeros
 from pagoda.models.config import Config
 from pagoda.models.families.bart import bart_layers, pre_norm_names
-from pagoda.models.families.common import activation
+from pagoda.models.families.common import activation, head_names
 from pagoda.models.family import Family
 from pagoda.models.positions import Learned, Sinusoids
 from pagoda.models.sound import Sound, TimeConv
 from pagoda.models.spec import DecoderSpec, Embed, Head, Norm
 
 _HARMLESS = (
-    "use_cache", "num_hidden_layers", "encoder_layerdrop", "decoder_layerdrop", "activation_dropout", "suppress_tokens",
-    "begin_suppress_tokens", "forced_decoder_ids", "use_weighted_layer_sum", "classifier_proj_size", "apply_spec_augment", "mask_time_prob",
-    "mask_time_length", "mask_time_min_masks", "mask_feature_prob", "mask_feature_length", "mask_feature_min_masks", "median_filter_width",
-    "max_length", "alignment_heads",
+    "num_hidden_layers", "suppress_tokens", "begin_suppress_tokens", "forced_decoder_ids", "use_weighted_layer_sum",
+    "classifier_proj_size", "apply_spec_augment", "mask_time_prob", "mask_time_length", "mask_time_min_masks", "mask_feature_prob",
+    "mask_feature_length", "mask_feature_min_masks", "median_filter_width", "alignment_heads",
 )  # fmt: skip
 
 
@@ -44,7 +43,7 @@ def whisper_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Rename("model.encoder.embed_positions.weight", "encoder.embed.positions"),
         Rename("model.decoder.embed_tokens.{t}", "embed.{t}"),
         Rename("model.decoder.embed_positions.weight", "embed.positions"),
-        Drop("proj_out.weight") if spec.head.tied else Rename("proj_out.{t}", "head.{t}"),
+        *head_names(spec.head.tied, "proj_out"),
         *pre_norm_names(spec),
         Zeros("layers.{i}.mixer.k.weight", "layers.{i}.mixer.k.bias"),
         Zeros("encoder.layers.{i}.mixer.k.weight", "encoder.layers.{i}.mixer.k.bias"),
@@ -71,7 +70,7 @@ def speech2text_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Rename("model.encoder.conv.conv_layers.{i}.{t}", "encoder.embed.{i}.{t}"),
         *(Drop(f"model.{side}.embed_positions.{{x*}}") for side in ("encoder", "decoder")),
         Rename("model.decoder.embed_tokens.{t}", "embed.{t}"),
-        Drop("lm_head.weight") if spec.head.tied else Rename("lm_head.{t}", "head.{t}"),
+        *head_names(spec.head.tied),
         *pre_norm_names(spec),
     )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pagoda.models.checkpoint import Drop, Rename, Rule, Split
 from pagoda.models.config import Config
-from pagoda.models.families.common import activation, llama_rules, rms, rope
+from pagoda.models.families.common import activation, decoder, llama_rules, rms, rope, split
 from pagoda.models.families.recurrent_common import first_of, layer_kinds, ssd_rules
 from pagoda.models.family import Family, LeftToTransformers
 from pagoda.models.recurrent import Conv, GatedNorm, Ssd
-from pagoda.models.spec import Attention, DecoderSpec, Embed, Head, Layer, Mlp, Norm, Shared
+from pagoda.models.spec import Attention, DecoderSpec, Layer, Mlp, Norm, Shared
 
 LINEAR, HYBRID = "linear_attention", "hybrid"
 
@@ -16,8 +16,8 @@ LINEAR, HYBRID = "linear_attention", "hybrid"
 def zamba2(config: Config) -> DecoderSpec:
     width, count, norm = config.integer("hidden_size"), config.integer("num_hidden_layers"), rms(config)
     config.ignore(
-        "attention_hidden_size", "chunk_size", "hybrid_layer_ids", "kv_channels", "num_logits_to_keep", "num_query_groups",
-        "time_step_floor", "time_step_max", "use_conv_bias", "use_mamba_kernels", "use_mem_eff_path",
+        "attention_hidden_size", "chunk_size", "hybrid_layer_ids", "kv_channels", "num_query_groups", "time_step_floor", "time_step_max",
+        "use_conv_bias", "use_mamba_kernels", "use_mem_eff_path",
     )  # fmt: skip
     if config.flag("use_long_context", default=False):
         raise LeftToTransformers("Zamba 2 with use_long_context rescales its rotation in a way that no family here has")
@@ -32,8 +32,7 @@ def zamba2(config: Config) -> DecoderSpec:
         else Layer(ssd, None, mixer_in=norm)
         for kind in _kinds(config, count)
     )
-    head, longest = Head(tied=config.flag("tie_word_embeddings", default=True)), config.integer("max_position_embeddings", default=4096)
-    return DecoderSpec(config.integer("vocab_size"), width, layers, norm, Embed(), head, longest)
+    return decoder(config, width, layers, norm, config.integer("max_position_embeddings", default=4096), tied=True)
 
 
 def _kinds(config: Config, count: int) -> tuple[str, ...]:
@@ -86,7 +85,7 @@ def zamba2_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
 def _block(at: str, to: str) -> tuple[Rule, ...]:
     return (
         Rename(f"{at}.self_attn.{{p}}_proj.{{t}}", f"{to}.attention.{{p}}.{{t}}"),
-        Split(f"{at}.feed_forward.gate_up_proj.{{t}}", (f"{to}.ff.gate.{{t}}", f"{to}.ff.up.{{t}}")),
+        split(f"{at}.feed_forward.gate_up_proj", f"{to}.ff", ("gate", "up")),
         Rename(f"{at}.feed_forward.down_proj.{{t}}", f"{to}.ff.down.{{t}}"),
         Rename(f"{at}.input_layernorm.{{t}}", f"{to}.norm.{{t}}"),
         Rename(f"{at}.pre_ff_layernorm.{{t}}", f"{to}.ff_norm.{{t}}"),
