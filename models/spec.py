@@ -14,7 +14,7 @@ from pagoda.models.distance import Distances
 from pagoda.models.pooling import Pooler
 from pagoda.models.positions import Learned, Sinusoids
 from pagoda.models.recurrent import Recurrent
-from pagoda.models.rope import Rope
+from pagoda.models.rope import Rope, RopeStyle
 from pagoda.models.sound import Sound
 
 
@@ -104,6 +104,22 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Index:
+    """A query of latent attention sees the `top_k` keys that small heads choose (arXiv:2512.02556).
+
+    Attributes:
+        heads, dim: of the small heads, which share one key a token; its first numbers turn as the layer's own, in `style`.
+        own: the layer has such heads; otherwise it sees what the last layer that has them chose.
+    """
+
+    heads: int
+    dim: int
+    top_k: int
+    style: RopeStyle
+    own: bool = True
+
+
+@dataclass(frozen=True)
 class MLA:
     """Multi-head latent attention (arXiv:2405.04434): K and V come from a latent of `kv_rank` numbers and one rotated key for all heads.
 
@@ -115,6 +131,7 @@ class MLA:
         position: turns the `rope_dim` numbers; None means that this layer knows no positions.
         norm: of the latents.
         down_bias, out_bias: the projections to the latents, and the last one, have biases.
+        index: which keys a query sees; None: all.
     """
 
     heads: int
@@ -128,6 +145,7 @@ class MLA:
     norm: Norm
     down_bias: bool = False
     out_bias: bool = False
+    index: Index | None = None
 
 
 @dataclass(frozen=True)
@@ -280,6 +298,7 @@ class Embed:
     """The way in: looked-up rows · scale (rounded to the computing dtype where `round_scale`), plus positions, then a norm.
 
     `types`: rows of a table of token types (the second text of a pair is of type 1); `width`: of the table, where a projection widens it.
+    `joins`: norm of the rows, and of a state that comes with each token (`ModelInputs.states`); a product makes one of both.
     """
 
     scale: float = 1.0
@@ -288,6 +307,7 @@ class Embed:
     norm: Norm | None = None
     types: int = 0
     width: int | None = None
+    joins: Norm | None = None
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ def _mixer_numbers(mixer: Mixer | None) -> int:
             return (mixer.heads * 2 + mixer.kv_heads * 2) * mixer.head_dim
         case MLA():
             latent = mixer.kv_rank + mixer.rope_dim
-            return mixer.heads * (2 * (mixer.nope_dim + mixer.rope_dim) + 3 * latent + mixer.v_dim)
+            chosen = mixer.index.heads * (mixer.index.dim + 1) + mixer.index.top_k if mixer.index is not None else 0
+            return mixer.heads * (2 * (mixer.nope_dim + mixer.rope_dim) + 3 * latent + mixer.v_dim) + chosen
         case Bidirectional() | Cross():
             return _mixer_numbers(mixer.attention)
         case Both():

@@ -206,7 +206,7 @@ class PagedAttentionReference(PlainKernel):
         slopes: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        owners = (*_owners(batch, q.shape[0]), torch.arange(q.shape[0], device=q.device))
+        owners = (*token_owners(batch, q.shape[0]), torch.arange(q.shape[0], device=q.device))
         return self._in_parts(q, k_pages, v_pages, batch, owners, sinks, slopes, bias)
 
     def run_spans(
@@ -214,7 +214,7 @@ class PagedAttentionReference(PlainKernel):
         sinks: torch.Tensor | None = None, slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """The outputs `[E, H, Dv]` of the step's tokens in `spans` alone, from the step's q `[T, H, D]`; else as `run`."""
-        request, position = _owners(batch, q.shape[0])
+        request, position = token_owners(batch, q.shape[0])
         owners = (request[spans.rows], position[spans.rows], spans.rows, spans.first, spans.end)
         return self._in_parts(q[spans.rows], k_pages, v_pages, batch, owners, sinks, slopes, None)
 
@@ -261,7 +261,7 @@ class PagedAttentionReference(PlainKernel):
         if sees is not None:
             visible = visible & sees
         logits = logits.masked_fill(~visible[:, None, None, :], float("-inf"))
-        weights = _softmax(logits, sinks.to(wide).view(1, -1, group, 1) if sinks is not None else None)
+        weights = softmax(logits, sinks.to(wide).view(1, -1, group, 1) if sinks is not None else None)
         # What may not be seen may be anything, NaN too, and 0 · NaN is NaN.
         values = values.masked_fill(~visible[:, :, None, None], 0.0)
         return torch.einsum("tghk,tkgd->tghd", weights, values).flatten(1, 2).to(q.dtype)
@@ -294,7 +294,7 @@ def _in_tree(
     return torch.where(draft, first[:, 0] + depth[token], position), torch.where(inside, first + key_depth, key), sees
 
 
-def _owners(batch: PagedBatch, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+def token_owners(batch: PagedBatch, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The request of each token and its position there; padding tokens count as the last request's last token."""
     token = torch.arange(tokens, device=batch.seq_lens.device)
     if batch.seq_lens.shape[0] == 0:
@@ -306,7 +306,7 @@ def _owners(batch: PagedBatch, tokens: int) -> tuple[torch.Tensor, torch.Tensor]
     return request, torch.minimum(position, batch.seq_lens[request] - 1).clamp(min=0)
 
 
-def _softmax(logits: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+def softmax(logits: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
     """Softmax over the last dimension; a sink joins the denominator; rows that see nothing give zeros."""
     top = logits.amax(-1, keepdim=True)
     if sinks is not None:

@@ -26,6 +26,8 @@ REFERENCES = {
     "write_kv": "attention:WriteKvReference",
     "rope_write": "rope_write:RopeWriteReference",
     "paged_attention": "attention:PagedAttentionReference",
+    "choose_keys": "sparse_attention:ChooseKeysReference",
+    "sparse_attention": "sparse_attention:SparseAttentionReference",
     "segment_attention": "segment_attention:SegmentAttentionReference",
     "route": "moe:RouteReference",
     "moe_mlp": "moe:MoeMlpReference",

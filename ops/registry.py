@@ -22,6 +22,7 @@ from pagoda.ops.cases.rope import ROPE
 from pagoda.ops.cases.rope_write import ROPE_WRITE
 from pagoda.ops.cases.sampling import PENALIZE, SAMPLE, TOKEN_BITMASK, TOP_LOGPROBS
 from pagoda.ops.cases.segment_attention import SEGMENT_ATTENTION
+from pagoda.ops.cases.sparse_attention import CHOOSE_KEYS, SPARSE_ATTENTION
 from pagoda.ops.cases.state import CAUSAL_CONV1D, GATED_DELTA_RULE, SELECTIVE_SCAN, SSD_SCAN
 from pagoda.ops.cases.wkv import WKV
 from pagoda.ops.op import Op
@@ -30,7 +31,7 @@ _OPS = (
     GEMM, EMBEDDING, GEMM_GGUF, EMBEDDING_GGUF, GEMM_FP8, HEAD_GEMM, LORA_DELTA,
     RMS_NORM, ADD_RMS_NORM, LAYER_NORM, NORM_GEMM, ACT_GEMM,
     GATED_ACTIVATION, ACTIVATION,
-    ROPE, WRITE_KV, ROPE_WRITE, PAGED_ATTENTION, SEGMENT_ATTENTION,
+    ROPE, WRITE_KV, ROPE_WRITE, PAGED_ATTENTION, CHOOSE_KEYS, SPARSE_ATTENTION, SEGMENT_ATTENTION,
     ROUTE, MOE_MLP, MOE_MLP_GGUF, MOE_MLP_FP8,
     CAUSAL_CONV1D, SELECTIVE_SCAN, SSD_SCAN, GATED_DELTA_RULE, WKV,
     PENALIZE, TOKEN_BITMASK, SAMPLE, TOP_LOGPROBS,

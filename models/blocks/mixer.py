@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from pagoda.models.blocks.attention import AttentionBlock
 from pagoda.models.blocks.bidirectional import BidirectionalBlock
@@ -14,6 +16,7 @@ from pagoda.models.blocks.paged import Step
 from pagoda.models.blocks.rwkv import ChannelMixBlock, TimeMixBlock
 from pagoda.models.blocks.shared import SharedBlock
 from pagoda.models.blocks.short_conv import ShortConvBlock
+from pagoda.models.blocks.sparse_mla import SparseMlaBlock
 from pagoda.models.builder import Builder
 from pagoda.models.recurrent import ChannelMix, GatedDelta, KimiDelta, Lightning, Recurrent, Selective, ShortConv, Ssd, TimeMix
 from pagoda.models.spec import MLA, Attention, Bidirectional, Both, Cross, Mixer, Shared
@@ -51,7 +54,7 @@ def mixer_block(build: Builder, path: str, spec: Mixer | None, width: int) -> Mi
         case Cross():
             return CrossBlock(build, path, spec, width)
         case MLA():
-            return MlaBlock(build, path, spec, width)
+            return MlaBlock(build, path, spec, width) if spec.index is None else SparseMlaBlock(build, path, spec, width)
         case Both():
             return BothBlock(build, path, spec, width)
         case Shared():
@@ -60,21 +63,11 @@ def mixer_block(build: Builder, path: str, spec: Mixer | None, width: int) -> Mi
             return recurrent_block(build, path, spec, width)
 
 
+RECURRENT: Mapping[type, Callable[..., RecurrentBlock]] = {
+    Selective: SelectiveBlock, Ssd: SsdBlock, GatedDelta: GatedDeltaBlock, KimiDelta: KimiDeltaBlock, Lightning: LightningBlock,
+    ShortConv: ShortConvBlock, TimeMix: TimeMixBlock, ChannelMix: ChannelMixBlock,
+}  # fmt: skip
+
+
 def recurrent_block(build: Builder, path: str, spec: Recurrent, width: int) -> RecurrentBlock:
-    match spec:
-        case Selective():
-            return SelectiveBlock(build, path, spec, width)
-        case Ssd():
-            return SsdBlock(build, path, spec, width)
-        case GatedDelta():
-            return GatedDeltaBlock(build, path, spec, width)
-        case KimiDelta():
-            return KimiDeltaBlock(build, path, spec, width)
-        case Lightning():
-            return LightningBlock(build, path, spec, width)
-        case ShortConv():
-            return ShortConvBlock(build, path, spec, width)
-        case TimeMix():
-            return TimeMixBlock(build, path, spec, width)
-        case ChannelMix():
-            return ChannelMixBlock(build, path, spec, width)
+    return RECURRENT[type(spec)](build, path, spec, width)

@@ -39,19 +39,24 @@ class MlaBlock(PagedMixer):
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
         spec = self.spec
-        q, latent, k_rope = self._down(x, step.adapters)
+        q_latent, latent, k_rope = self._down(x, step.adapters)
+        q = self._q(q_latent, step.adapters)
         q_nope, q_rope = q.unflatten(-1, (self._heads, -1)).split([spec.nope_dim, spec.rope_dim], dim=-1)
         k_rope = k_rope.unsqueeze(1)
         if self._rope is not None:
             q_rope, k_rope = self._rope(q_rope.contiguous(), k_rope.contiguous(), *step.ropes[self.rope_index])
         if self._absorbs:
             k = torch.cat([self._kv_norm(latent.contiguous()).unsqueeze(1), k_rope], dim=-1)
-            mixed = self.attend(torch.cat([self._to_latent(q_nope), q_rope], dim=-1), k, k[..., :0], step)
+            mixed = self._mixed(torch.cat([self._to_latent(q_nope), q_rope], dim=-1), k, (x, q_latent), step)
             return self._out(self._from_latent(mixed).flatten(1), step.adapters)
         kv = self._kv(self._kv_norm(latent.contiguous()), step.adapters).unflatten(-1, (self._heads, -1))
         k_nope, v = kv.split([spec.nope_dim, spec.v_dim], dim=-1)
         k = torch.cat([k_nope, k_rope.expand(-1, self._heads, -1)], dim=-1)
         return self._out(self.attend(torch.cat([q_nope, q_rope], dim=-1), k, v.contiguous(), step).flatten(1), step.adapters)
+
+    def _mixed(self, q: torch.Tensor, k: torch.Tensor, inputs: tuple[torch.Tensor, torch.Tensor], step: Step) -> torch.Tensor:
+        """q `[T, H, D]` over the latents, after k `[T, 1, D]` is stored → `[T, H, kv_rank]`; `inputs`: x, and its queries' latents."""
+        return self.attend(q, k, k[..., :0], step)
 
     def _make_kv(self, build: Builder, path: str, heads: Span) -> None:
         """The way from the latent to K and V, or from the query to the latent and from there to the result."""
@@ -85,11 +90,12 @@ class MlaBlock(PagedMixer):
         return facts, LayerCache(CacheKind.FULL, self._heads, *stored, kv_dtype)
 
     def _down(self, x: torch.Tensor, adapters: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What the query is made of, the latent and the rotated key."""
         sizes = [self.spec.kv_rank, self.spec.rope_dim]
         if self.spec.q_rank is None:
-            return self._q(x, adapters), *self._latents(x, adapters).split(sizes, dim=-1)
+            return x, *self._latents(x, adapters).split(sizes, dim=-1)
         q, latent, k_rope = self._latents(x, adapters).split([self.spec.q_rank, *sizes], dim=-1)
-        return self._q(self._q_norm(q.contiguous()), adapters), latent, k_rope
+        return self._q_norm(q.contiguous()), latent, k_rope
 
     def _make_query(self, build: Builder, path: str, heads: Span, whole: Span) -> None:
         spec = self.spec

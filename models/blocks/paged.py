@@ -19,7 +19,7 @@ from pagoda.ops.state import StateBatch
 class Step:
     """What the layers of one forward share: batches and plans per cache group, cos and sin per rope, positions and adapter slots `[T]`.
 
-    embedded: what the layers began with, where one asks for it.
+    embedded: what the layers began with, where one asks for it. chosen: keys that the last layer with an `Index` chose.
     routed: where each layer with experts leaves the ids that it chose, `[T, k]`; None: nobody asks.
     """
 
@@ -31,6 +31,7 @@ class Step:
     segments: Segments | None = None
     routed: list[torch.Tensor] | None = None
     embedded: torch.Tensor | None = None
+    chosen: torch.Tensor | None = None
     _states: dict[tuple[int, int], StateBatch] = field(default_factory=dict)
 
     def states(self, group: int, page: int) -> StateBatch:
@@ -73,17 +74,17 @@ class PagedMixer:
     def __init__(self, build: Builder, facts: AttentionFacts, cache: LayerCache) -> None:
         self.facts, self.cache = facts, cache
         usable = self._usable(build.table)
-        build.uses += [("write_kv", written(usable)), ("paged_attention", usable)]
+        build.uses += [("write_kv", self._written(usable)), ("paged_attention", usable)]
 
     def page_sizes(self, table: KernelTable) -> tuple[int, ...]:
         """Tokens per page that a kernel fits, in the device's order."""
-        return tuple(size for size in table.info.limits.page_sizes if _fits(table, replace(self.facts, page_size=size)))
+        return tuple(size for size in table.info.limits.page_sizes if self._fits(table, replace(self.facts, page_size=size)))
 
     def bind(self, table: KernelTable, pages: LayerPages | None, group: int, page_size: int, planner: int) -> None:
         """Resolve the kernels for this page size. `planner`: which of the group's plans is this layer's."""
         self.facts = replace(self.facts, page_size=page_size)
         self.kernel = table.resolve("paged_attention", self.facts)
-        self._attend, self._write = self.kernel.run, table.resolve("write_kv", written(self.facts)).run
+        self._attend, self._write = self.kernel.run, table.resolve("write_kv", self._written(self.facts)).run
         self._group, self._planner = group, planner
         if pages is not None:
             self._pages = self._stored = pages
@@ -111,11 +112,14 @@ class PagedMixer:
         if table is None:
             return self.facts
         fitting = [replace(self.facts, page_size=size) for size in table.info.limits.page_sizes]
-        return next((facts for facts in fitting if _fits(table, facts)), fitting[0])
+        return next((facts for facts in fitting if self._fits(table, facts)), fitting[0])
 
+    def _fits(self, table: KernelTable, facts: AttentionFacts) -> bool:
+        return _chooses(table, "paged_attention", facts) and _chooses(table, "write_kv", self._written(facts))
 
-def _fits(table: KernelTable, facts: AttentionFacts) -> bool:
-    return _chooses(table, "paged_attention", facts) and _chooses(table, "write_kv", written(facts))
+    def _written(self, facts: AttentionFacts) -> AttentionFacts:
+        """Of the primitive that fills its pages."""
+        return written(facts)
 
 
 def _chooses(table: KernelTable, op: str, facts: AttentionFacts) -> bool:

@@ -1,10 +1,11 @@
-"""Decoders with multi-head latent attention: DeepSeek V2 and V3, Kimi K2, GLM 4.7 Lite, A.X K1, Youtu, MiniCPM 3."""
+"""Decoders with multi-head latent attention: DeepSeek V2, V3 and V3.2, Kimi K2, GLM 4.7 Lite and 5, A.X K1, Youtu, MiniCPM 3."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+from pagoda.hal.errors import ModelError
 from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
@@ -12,7 +13,7 @@ from pagoda.models.families.common import change_layers, mlp_of, plain_names, re
 from pagoda.models.families.routed import dense_layers, grouped, routed_rules
 from pagoda.models.family import Family
 from pagoda.models.rope import RopeStyle
-from pagoda.models.spec import MLA, DecoderSpec, Embed, Mlp, Moe, Norm, Router
+from pagoda.models.spec import MLA, DecoderSpec, Embed, Index, Mlp, Moe, Norm, Router
 
 LATENT_EPS = 1e-6
 """Of the norms of the latents, whatever the configuration says of the others."""
@@ -45,6 +46,38 @@ def deepseek_v3(config: Config) -> DecoderSpec:
     config.ignore("ep_size")
     dense = dense_layers(config, len(plain.layers), config.integer("first_k_dense_replace", default=0))
     return latent(config, sparse(plain, grouped(config, plain), dense))
+
+
+def deepseek_v32(config: Config) -> DecoderSpec:
+    """V3 whose queries see chosen keys; the heads that choose turn in halves."""
+    return _indexed(config, ("full",) * config.integer("num_hidden_layers"), "neox")
+
+
+def glm_dsa(config: Config) -> DecoderSpec:
+    """The same with pairs, and with layers that see what the last one before them chose."""
+    every, first = config.integer("index_topk_freq", default=1), config.integer("index_skip_topk_offset", default=2)
+    pattern, count = config.values.get("index_topk_pattern"), config.integer("num_hidden_layers")
+    kinds = tuple("shared" if max(i - first + 1, 0) % max(every, 1) else "full" for i in range(count))
+    if pattern is not None:
+        kinds = tuple({"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern)
+    config.ignore("index_topk_pattern")
+    return _indexed(config, config.list("indexer_types", kind=str, default=kinds), "interleaved")
+
+
+def _indexed(config: Config, kinds: tuple[str, ...], style: RopeStyle) -> DecoderSpec:
+    """`kinds`: of each layer, "full" with heads that choose or "shared" without."""
+    plain = deepseek_v3(config.having({"layer_types": None}))
+    config.ignore("layer_types", "indexer_types", "indexer_rope_interleave")
+    index = Index(config.integer("index_n_heads"), config.integer("index_head_dim"), config.integer("index_topk"), style)
+    if len(kinds) != len(plain.layers) or kinds[0] != "full" or set(kinds) - {"full", "shared"}:
+        raise ModelError(
+            f"{config.where}: indexer_types must name full or shared for each of {len(plain.layers)} layers, the first one full"
+        )
+    layers = []
+    for layer, kind in zip(plain.layers, kinds, strict=True):
+        assert isinstance(layer.mixer, MLA)
+        layers.append(replace(layer, mixer=replace(layer.mixer, index=replace(index, own=kind == "full"))))
+    return replace(plain, layers=tuple(layers))
 
 
 def axk1(config: Config) -> DecoderSpec:
@@ -113,6 +146,11 @@ def latent_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     return renamed(names)
 
 
+def _indexed_names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    names = {"wq_b": "index_q", "wk": "index_k", "weights_proj": "index_weights", "k_norm": "index_norm"}
+    return (*_sparse_names(spec), *renamed(names, "layers.{i}.self_attn.indexer", "layers.{i}.mixer"))
+
+
 def _sparse_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     return (*routed_rules(spec), *latent_names(spec))
 
@@ -128,6 +166,8 @@ def _dense_names(spec: DecoderSpec) -> tuple[Rule, ...]:
 LATENT = (
     Family("deepseek_v2", ("DeepseekV2ForCausalLM",), ("deepseek_v2",), deepseek_v2, _sparse_names),
     Family("deepseek_v3", ("DeepseekV3ForCausalLM",), ("deepseek_v3", "kimi_k2"), deepseek_v3, _sparse_names),
+    Family("deepseek_v32", ("DeepseekV32ForCausalLM",), ("deepseek_v32",), deepseek_v32, _indexed_names),
+    Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), ("glm_moe_dsa",), glm_dsa, _indexed_names),
     Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), ("glm4_moe_lite",), deepseek_v3, _sparse_names),
     Family("axk1", ("AXK1ForCausalLM",), ("axk1",), axk1, _axk1_names),
     Family("youtu", ("YoutuForCausalLM",), ("youtu",), youtu, _dense_names),

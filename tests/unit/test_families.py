@@ -39,6 +39,7 @@ LATENT = {"kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 16, "qk_rop
 DEEP_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}
 DIRECT = {**LATENT, "q_lora_rank": None, "attention_bias": True}
 SPARSE = {**LATENT, **GROUPED}
+CHOSEN = {**SPARSE, "index_topk": 8, "index_head_dim": 16, "index_n_heads": 8}
 DELTA = {
     "num_hidden_layers": 4, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
@@ -133,6 +134,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2 with direct queries": ("DeepseekV2", {**SPARSE, **DIRECT, "norm_topk_prob": False, "topk_method": "greedy"}),
     "deepseek_v3": ("DeepseekV3", {**SPARSE, "rope_parameters": DEEP_YARN}),
     "deepseek_v3 turned by halves": ("DeepseekV3", {**SPARSE, **DIRECT, "rope_interleave": False}),
+    "deepseek_v32": ("DeepseekV32", {**CHOSEN, "rope_parameters": DEEP_YARN}),
+    "glm_moe_dsa": ("GlmMoeDsa", {**CHOSEN, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]}),
     "glm4_moe_lite": ("Glm4MoeLite", SPARSE),
     "axk1": ("AXK1", SPARSE),
     "youtu": ("Youtu", LATENT),
@@ -340,7 +343,7 @@ def greedy(model: torch.nn.Module, ids: list[int], count: int) -> list[int]:
     return ids[-count:]
 
 
-@pytest.mark.parametrize("case", HYBRIDS)
+@pytest.mark.parametrize("case", [*HYBRIDS, "deepseek_v32", "glm_moe_dsa"])
 def test_a_prefix_that_requests_share_is_found_again(case: str, tmp_path: Path) -> None:
     name, values = CASES[case]
     model = make(tmp_path, name, **values)
