@@ -12,6 +12,7 @@ from pagoda.hal.kv import LayerCache, LayerPages, StatePages
 from pagoda.hal.table import KernelTable
 from pagoda.models.blocks.entry import Entry, entry_of
 from pagoda.models.blocks.feed_forward import MlpBlock, MoeBlock
+from pagoda.models.blocks.join import JoinBlock
 from pagoda.models.blocks.linear import Embedding
 from pagoda.models.blocks.mixer import BothBlock, MixerBlock, mixer_block
 from pagoda.models.blocks.norm import NormBlock
@@ -174,6 +175,7 @@ class EmbedBlock:
         self._positions = position_table(build, f"{path}.positions", spec.positions, width)
         self._types = build.tensor(f"{path}.types", (Span.whole(spec.types), Span.whole(width)), "replicated") if spec.types else None
         self._norm = build.norm(f"{path}.norm", spec.norm, width)
+        self._join = JoinBlock(build, path, spec.joins, width) if spec.joins is not None else None
         self._communicator = build.communicator
 
     def __call__(self, inputs: ModelInputs) -> torch.Tensor:
@@ -189,6 +191,8 @@ class EmbedBlock:
         if self._types is not None:
             x = x + (self._types[0] if inputs.types is None else F.embedding(inputs.types, self._types))
         x = x if self._norm is None else self._norm(x)
+        if self._join is not None:
+            x = self._join(x, inputs.states)
         return x if self._widen is None else self._widen(x)
 
 

@@ -32,8 +32,13 @@ class DirectRun:
         self.pools = _bind(model, device, self._size, 1 + count * self._per_sequence)
 
     @torch.no_grad()
-    def step(self, segments: Sequence[tuple[int, Sequence[int]]], taps: tuple[int, ...] = ()) -> ModelOutput:
-        """Run new tokens of some sequences, given as (sequence, token ids); hidden states of all of them in order."""
+    def step(
+        self, segments: Sequence[tuple[int, Sequence[int]]], taps: tuple[int, ...] = (), states: torch.Tensor | None = None
+    ) -> ModelOutput:
+        """Run new tokens of some sequences, given as (sequence, token ids); hidden states of all of them in order.
+
+        `states`: what comes with each token, of models that join both.
+        """
         batch = self._batch(segments)
         there = self._device.torch_device
         positions = [p for s, ids in segments for p in range(self.lengths[s], self.lengths[s] + len(ids))]
@@ -45,6 +50,7 @@ class DirectRun:
             self.model.plan(groups),
             taps=taps,
             segments=Segments(batch.query_start),
+            states=states,
         )
         output = self.model.forward(inputs)
         for s, ids in segments:

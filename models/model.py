@@ -54,6 +54,7 @@ class ModelInputs:
         lengths: `[T]` int64, any length within the epoch (`LengthEpochs`) of each token's request; None: the lengths in `groups` are.
         segments: where each row's tokens lie; needed by models that attend in both directions, whose rows are whole prompts.
         types: `[T]` int64, token types, for models that know them; None: all are 0.
+        states: `[T, width]`, what comes with each token where the way in joins both (`Embed.joins`).
     """
 
     token_ids: torch.Tensor
@@ -68,6 +69,7 @@ class ModelInputs:
     lengths: torch.Tensor | None = None
     segments: Segments | None = None
     types: torch.Tensor | None = None
+    states: torch.Tensor | None = None
 
 
 class ModelOutput:

@@ -37,7 +37,7 @@ from pagoda.serving.engine.pooling_runner import PoolingRunner
 from pagoda.serving.engine.runner import Runner, RunnerLimits
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
 from pagoda.serving.engine.sizing import describe_model, in_whole_steps, media_rows, size
-from pagoda.serving.engine.spec.make import make_drafter
+from pagoda.serving.engine.spec.ahead import open_drafter
 from pagoda.serving.engine.target import Target, open_target, ranks
 from pagoda.serving.engine.transfer.make import StoreSpec, files_of, identity_of, make_connector, make_shelf
 from pagoda.serving.engine.transfer.shelves import Shelf
@@ -53,12 +53,13 @@ def engine_starter(config: EngineConfig) -> EngineStarter:
 
 def start_engine(config: EngineConfig, sink: Sink) -> Engine:
     """Load the model on all ranks; the loop is ready to `run`. Raises the `PagodaError` of whatever cannot work."""
+    drafter = open_drafter(config)
     builder, world = partial(build_runner, config), ranks(config)
     executor = InProcessExecutor(builder) if world == 1 else MultiprocExecutor(builder, world)
     facts = executor.start()
     try:
         connector = _connector(config, facts, executor)
-        scheduler = Scheduler(SchedulerConfig.of(config, facts), facts, connector, make_drafter(config.speculation))
+        scheduler = Scheduler(SchedulerConfig.of(config, facts), facts, connector, drafter)
         core = EngineCore(scheduler, executor, facts, sink, config.max_cpu_loras)
         if connector is not None:
             connector.wake = core.wake

@@ -89,8 +89,8 @@ class EngineConfig:
     speculative_config: Annotated[
         dict[str, Any] | None,
         Flag(
-            "JSON: draft tokens that the model then verifies, which changes no answer; `method` is ngram, with `num_speculative_tokens`,"
-            " `prompt_lookup_max`, `prompt_lookup_min`.",
+            "JSON: draft tokens that the model then verifies, which changes no answer; `method` is ngram or mtp, with"
+            " `num_speculative_tokens`, `prompt_lookup_max`, `prompt_lookup_min`.",
             ("-sc",),
             metavar="JSON",
         ),

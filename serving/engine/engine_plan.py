@@ -17,7 +17,7 @@ from pagoda.ops.rope_write import RopeWriteFacts
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.groups import peak_pages
 from pagoda.serving.engine.sizing import Sizes, describe_model, in_whole_steps, size
-from pagoda.serving.engine.spec.make import make_drafter
+from pagoda.serving.engine.spec.make import taps_of
 from pagoda.serving.engine.target import open_target
 
 
@@ -75,8 +75,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     sizes = size(config, target, description)
     for op, facts in dict.fromkeys(description.uses):
         target.table.choose(op, facts)
-    drafter, usable = make_drafter(config.speculation), sizes.num_pages - 1
-    taps = drafter.wants if drafter is not None else ()
+    taps, usable = taps_of(config.speculation, len(description.facts.caches)), sizes.num_pages - 1
     longest = sizes.max_model_len
     return EnginePlan(
         config=config,

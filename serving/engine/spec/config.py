@@ -29,10 +29,20 @@ class Ngram:
             )
 
 
-Speculation = Ngram
+@dataclass(frozen=True)
+class Mtp:
+    """Tokens that the model's own layer for several tokens guesses (multi-token prediction), where the checkpoint has one."""
+
+    num_speculative_tokens: int
+
+    def __post_init__(self) -> None:
+        _check_count(self.num_speculative_tokens)
+
+
+Speculation = Ngram | Mtp
 """What `speculation_of` gives."""
 
-METHODS: dict[str, type[Speculation]] = {"ngram": Ngram}
+METHODS: dict[str, type[Ngram] | type[Mtp]] = {"ngram": Ngram, "mtp": Mtp}
 
 
 def speculation_of(given: Mapping[str, Any] | None) -> Speculation | None:
