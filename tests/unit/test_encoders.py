@@ -119,17 +119,19 @@ def test_a_vector_for_each_token_by_late_interaction(tmp_path):
     from safetensors.torch import load_file, save_file
 
     tokenizer = byte_level()
-    make(tmp_path, "BertModel", vocab_size=tokenizer.get_vocab_size())
+    model = make(tmp_path, "BertModel", vocab_size=tokenizer.get_vocab_size())
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["HF_ColBERT"], "dim": 8}))
     tensors = {f"bert.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
-    save_file({**tensors, "linear.weight": torch.randn(8, 32)}, tmp_path / "model.safetensors")
+    weight, texts = torch.randn(8, 32), ("a question", "an answer")
+    save_file({**tensors, "linear.weight": weight}, tmp_path / "model.safetensors")
     with LLM(str(tmp_path), **SETTINGS) as llm:
-        query, document = (output.outputs.data for output in llm.encode(["a question", "an answer"]))
-        (scored,) = llm.score("a question", "an answer")
-    assert query.shape == (len(tokenizer.encode("a question").ids), 8)
-    assert np.allclose(np.linalg.norm(query, axis=1), 1, atol=1e-6)
+        got = [output.outputs.data for output in llm.encode(list(texts))]
+        (scored,) = llm.score(*texts)
+    want = [torch.from_numpy(states(model, tokenizer.encode(text).ids)) @ weight.T for text in texts]
+    query, document = (torch.nn.functional.normalize(vectors, dim=-1).numpy() for vectors in want)
+    assert np.abs(got[0] - query).max() < 1e-5 and np.abs(got[1] - document).max() < 1e-5
     assert scored.outputs.score == pytest.approx(float((query @ document.T).max(1).sum()), abs=1e-5)
 
 
