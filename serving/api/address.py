@@ -25,6 +25,10 @@ def check_tls(config: ServerConfig) -> None:
         files = f"ssl_certfile={config.ssl_certfile}, ssl_keyfile={config.ssl_keyfile}"
         raise ConfigError(f"{files}: no certificate with its key can be read there ({_reason(error)}); give two PEM files") from None
     try:
+        context.set_ciphers(config.ssl_ciphers) if config.ssl_ciphers else None
+    except OSError as error:
+        raise ConfigError(f"ssl_ciphers={config.ssl_ciphers!r} names no cipher of OpenSSL; `openssl ciphers` lists them") from error
+    try:
         context.load_verify_locations(config.ssl_ca_certs) if config.ssl_ca_certs else None
     except OSError as error:
         raise ConfigError(f"ssl_ca_certs={config.ssl_ca_certs} cannot be read ({_reason(error)}); give a PEM file") from None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pagoda
 from pagoda.hal.errors import NotFoundError, PagodaError, RequestError
+from pagoda.serving.api.aborts import Aborts
 from pagoda.serving.api.adapters import AdapterEndpoints
 from pagoda.serving.api.anthropic.messages import Messages
 from pagoda.serving.api.audio.transcriptions import Transcriptions
@@ -26,6 +27,7 @@ from pagoda.serving.api.pooling.vectors import Vectors
 from pagoda.serving.api.refusal import Refusal
 from pagoda.serving.api.scale_out import ScaleOut
 from pagoda.serving.api.service import Service
+from pagoda.serving.api.user_middleware import user_middleware
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -44,9 +46,9 @@ def build_app(service: Service, settings: dict[str, Any] | None = None) -> Starl
             *_openai_routes(service, bodies),
             *_anthropic_routes(service, bodies),
             *_pooling_routes(service, bodies),
-            *_scale_out_routes(ScaleOut(service, bodies)),
+            *_scale_out_routes(ScaleOut(service, bodies), Aborts(service, bodies)),
             *_audio_routes(service),
-            *_operations_routes(Operations(service, pagoda.__version__, settings or {})),
+            *_operations_routes(Operations(service, pagoda.__version__, settings or {}), docs=not service.config.disable_fastapi_docs),
         ],
         middleware=_middleware(service),
         exception_handlers={PagodaError: _ours, HTTPException: _http, ClientDisconnect: _gone, Exception: _bug},
@@ -101,11 +103,13 @@ def _pooling_routes(service: Service, bodies: BodyReader) -> list[Route]:
     ]
 
 
-def _scale_out_routes(scale_out: ScaleOut) -> list[Route]:
+def _scale_out_routes(scale_out: ScaleOut, aborts: Aborts) -> list[Route]:
     return [
         Route("/inference/v1/generate", scale_out.generate, methods=["POST"]),
         Route("/v1/completions/render", scale_out.render_completion, methods=["POST"]),
         Route("/v1/chat/completions/render", scale_out.render_chat, methods=["POST"]),
+        Route("/abort_requests", aborts.of_trainers, methods=["POST"]),
+        Route("/inference/v1/abort_requests", aborts.of_routers, methods=["POST"]),
     ]
 
 
@@ -117,7 +121,7 @@ def _audio_routes(service: Service) -> list[Route]:
     ]
 
 
-def _operations_routes(operations: Operations) -> list[Route]:
+def _operations_routes(operations: Operations, docs: bool) -> list[Route]:
     return [
         Route("/", operations.page),
         Route("/health", operations.health),
@@ -129,14 +133,14 @@ def _operations_routes(operations: Operations) -> list[Route]:
         Route("/metrics", operations.metrics),
         Route("/stats", operations.stats),
         Route("/server_info", operations.server_info),
-        Route("/openapi.json", operations.openapi),
+        *([Route("/openapi.json", operations.openapi)] if docs else []),
         Route("/reset_prefix_cache", operations.reset_prefix_cache, methods=["POST"]),
     ]
 
 
 def _middleware(service: Service) -> list[Middleware]:
     config = service.config
-    out = [Middleware(RequestIdMiddleware)]
+    out = [*user_middleware(config.middleware), Middleware(RequestIdMiddleware)]
     if service.tracing is not None:
         out.append(Middleware(TraceMiddleware, tracing=service.tracing))
     if config.allowed_origins:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pagoda.hal.errors import PagodaError
-from pagoda.serving.api.errors import DrainingError
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.frontend.parsers.answers import AnswerFormat
 from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Content, Context, Event, Reasoning
@@ -159,7 +158,7 @@ class Answering:
         """What each engine step brings, the first one even when that is nothing yet; `patient`: what several steps bring. Leaving it ends
         the request in the engine.
 
-        Raises `DrainingError` when the server ended the request because it stops.
+        Raises `DrainingError` when the server ended the request because it stops, `AbortedError` when somebody ended it.
         """
         async with aclosing(self._service.generate(self._request, patient=patient)) as steps:
             async for step in steps:
@@ -181,7 +180,7 @@ class Answering:
         for delta in step.deltas:
             reason = delta.finish_reason
             if reason == "abort":
-                raise DrainingError("the server is shutting down and ended this request; send it to another one")
+                raise self._service.ended_early()
             changes += self._reader.feed(delta.text, len(delta.token_ids), reason is not None, self.count)
             if reason is not None:
                 stop = delta.stop_reason if isinstance(delta.stop_reason, str) else None

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.engine.config import Flag
+from pagoda.serving.engine.params import MAX_LOGPROBS
 
 _LIMITS = (
     "max_num_queued_reqs", "max_num_queued_tokens", "max_request_bytes", "max_prompts", "key_max_requests", "key_requests_per_minute",
-    "api_server_count",
+    "api_server_count", "stream_interval", "max_log_len",
 )  # fmt: skip
 
 
@@ -37,6 +38,7 @@ class ServerConfig:
     api_key_env: Annotated[str | None, Flag("Environment variable with one or more API keys, separated by commas.", metavar="NAME")] = None
     ssl_keyfile: Annotated[str | None, Flag("Private key of the TLS certificate.")] = None
     ssl_certfile: Annotated[str | None, Flag("TLS certificate; turns HTTPS on.")] = None
+    ssl_ciphers: Annotated[str | None, Flag("Ciphers that TLS may use, in OpenSSL's words.", metavar="LIST")] = None
     ssl_ca_certs: Annotated[str | None, Flag("Certificates that clients' certificates are checked against.")] = None
     ssl_cert_reqs: Annotated[int, Flag("Client certificates: 0 none, 1 optional, 2 required.")] = int(ssl.CERT_NONE)
     root_path: Annotated[str, Flag("Path under which a proxy mounts the server.")] = ""
@@ -93,11 +95,29 @@ class ServerConfig:
     reasoning_parser: Annotated[
         str, Flag("How the model marks reasoning; `auto` reads it off the chat template, `none` leaves it in the content.", metavar="NAME")
     ] = "auto"
+    tool_parser_plugin: Annotated[
+        str | None, Flag("Python file with further `Family` records, by whose names --tool-call-parser may choose.", metavar="FILE")
+    ] = None
+    reasoning_parser_plugin: Annotated[str | None, Flag("Likewise for --reasoning-parser.", metavar="FILE")] = None
     response_role: Annotated[str, Flag("Role of the answers to chat requests.")] = "assistant"
     trust_request_chat_template: Annotated[bool, Flag("Let requests bring their own chat template.")] = False
     return_tokens_as_token_ids: Annotated[bool, Flag("Name tokens in logprobs `token_id:N` instead of by their text.")] = False
     enable_force_include_usage: Annotated[bool, Flag("Send usage at the end of every stream, asked for or not.")] = False
+    stream_interval: Annotated[int, Flag("Tokens of a stream that come together; the first comes at once. Requests may say another.")] = 1
+    max_logprobs: Annotated[
+        int, Flag(f"Most likely tokens that a request may ask for at each place, up to {MAX_LOGPROBS}; -1 is that.", metavar="N")
+    ] = MAX_LOGPROBS
     shutdown_timeout: Annotated[float, Flag("Seconds that running requests get to finish after SIGTERM.", section="Running it")] = 30.0
+    enable_log_requests: Annotated[bool, Flag("Log each request's id, prompt and settings when it comes.")] = False
+    max_log_len: Annotated[int | None, Flag("Most tokens and characters of a prompt in that line; all by default.")] = None
+    disable_fastapi_docs: Annotated[bool, Flag("Do not serve /openapi.json.")] = False
+    middleware: Annotated[
+        tuple[str, ...],
+        Flag(
+            "ASGI middleware around all endpoints: the import path of a class, or of a coroutine function of request and call_next.",
+            metavar="MODULE.NAME",
+        ),
+    ] = ()
     disable_access_log: Annotated[bool, Flag("Do not log a line for each request.", ("--disable-uvicorn-access-log",))] = False
     otlp_traces_endpoint: Annotated[
         str | None,
@@ -108,7 +128,15 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("served_model_name", "api_key", "allowed_origins", "allowed_methods", "allowed_headers", "allowed_media_domains"):
+        for name in (
+            "served_model_name",
+            "api_key",
+            "allowed_origins",
+            "allowed_methods",
+            "allowed_headers",
+            "allowed_media_domains",
+            "middleware",
+        ):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port={self.port} is no TCP port: it must be from 0 to 65535")
@@ -118,6 +146,9 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
+        object.__setattr__(self, "max_logprobs", MAX_LOGPROBS if self.max_logprobs == -1 else self.max_logprobs)
+        if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
+            raise ConfigError(f"max_logprobs={self.max_logprobs} must be from 0 to {MAX_LOGPROBS}, or -1 for that")
         if self.max_stored_responses < 0:
             raise ConfigError(f"max_stored_responses={self.max_stored_responses} must not be negative")
         if self.request_timeout is not None and self.request_timeout <= 0:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
 from pagoda.hal.errors import RequestError
@@ -15,14 +16,22 @@ from pagoda.serving.api.key_limits import KeyLimits
 from pagoda.serving.api.openai.responses_replies import ResponseRecord
 from pagoda.serving.api.openai.responses_store import ResponseStore, Stored
 
+Names = Collection[str] | None
+"""Of requests, by `live_names.names_of`; None: all."""
+
+ABORT_SECONDS = 5.0
+"""How long a process is waited for that is asked to end requests."""
+
 CANCEL_SECONDS = 10.0
 """How long the end of a cancelled response is waited for."""
 
 
 class Desk(Protocol):
-    """One process's way to what is shared. `on_cancel`, set by who makes responses here, ends one by its id."""
+    """One process's way to what is shared. `on_cancel`, set by who makes responses here, ends one by its id; `on_abort`, set by who runs
+    requests here, ends those of these names and client, and returns the names of those that ran."""
 
     on_cancel: Callable[[str], None]
+    on_abort: Callable[[Names, str], list[str]]
 
     async def enter(self, client: str) -> None:
         """Count a request in. Raises `RateLimitedError`."""
@@ -45,9 +54,13 @@ class Desk(Protocol):
     async def cancel(self, owner: str, response_id: str) -> ResponseRecord:
         """End one in the background; returns what it came to. Raises as `find`, and `RequestError` for others."""
 
+    async def abort(self, names: Names, client: str) -> list[str]:
+        """End a client's requests in all processes; returns the names of those that ran."""
+
 
 class SharedDesk:
-    """The one that holds everything, for all rows. `tell_cancel`: by row, how a process is told to end a response."""
+    """The one that holds everything, for all rows. By row, `tell_cancel`: how a process is told to end a response; `ask_abort`: how it is
+    asked to end requests."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._limits = KeyLimits(config.key_max_requests, config.key_requests_per_minute)
@@ -56,6 +69,9 @@ class SharedDesk:
         self._inside: Counter[tuple[int, str]] = Counter()
         self._ends: dict[str, asyncio.Event] = {}
         self.tell_cancel: dict[int, Callable[[str], None]] = {}
+        self.ask_abort: dict[int, Callable[[Names, str], Awaitable[list[str]]]] = {}
+        self._aborts: dict[tuple[int, int], asyncio.Future[list[str]]] = {}
+        self._numbers = itertools.count()
 
     def at(self, row: int) -> LocalDesk:
         """The same, as seen from one process."""
@@ -64,6 +80,10 @@ class SharedDesk:
     def gone(self, row: int) -> None:
         """That process has ended: so have its requests."""
         self.tell_cancel.pop(row, None)
+        self.ask_abort.pop(row, None)
+        for where, number in list(self._aborts):
+            if where == row:
+                self.aborted(row, number, [])
         for (where, client), count in list(self._inside.items()):
             for _ in range(count if where == row else 0):
                 self.leave(row, client)
@@ -114,6 +134,27 @@ class SharedDesk:
                 await asyncio.wait_for(end.wait(), CANCEL_SECONDS)
         return self._store.get(owner, response_id).record
 
+    async def abort(self, names: Names, client: str) -> list[str]:
+        found = await asyncio.gather(*(ask(names, client) for ask in [*self.ask_abort.values()]))
+        return [*dict.fromkeys(itertools.chain(*found))]
+
+    async def abort_at(self, row: int, tell: Callable[[int], None]) -> list[str]:
+        """Tell a process, by a number, to end requests, and wait for it to say `aborted`; what says nothing in time has ended none."""
+        key = row, next(self._numbers)
+        self._aborts[key] = asyncio.get_running_loop().create_future()
+        tell(key[1])
+        try:
+            return await asyncio.wait_for(self._aborts[key], ABORT_SECONDS)
+        except TimeoutError:
+            return []
+        finally:
+            del self._aborts[key]
+
+    def aborted(self, row: int, number: int, found: list[str]) -> None:
+        waiting = self._aborts.get((row, number))
+        if waiting is not None and not waiting.done():
+            waiting.set_result(found)
+
     def _end(self, response_id: str) -> None:
         if (end := self._ends.pop(response_id, None)) is not None:
             end.set()
@@ -137,6 +178,18 @@ class LocalDesk:
     def on_cancel(self, told: Callable[[str], None]) -> None:
         self._shared.tell_cancel[self._row] = told
 
+    @property
+    def on_abort(self) -> Callable[[Names, str], list[str]]:
+        return self._on_abort
+
+    @on_abort.setter
+    def on_abort(self, told: Callable[[Names, str], list[str]]) -> None:
+        async def ask(names: Names, client: str) -> list[str]:
+            return told(names, client)
+
+        self._on_abort = told
+        self._shared.ask_abort[self._row] = ask
+
     async def enter(self, client: str) -> None:
         self._shared.enter(self._row, client)
 
@@ -157,3 +210,10 @@ class LocalDesk:
 
     async def cancel(self, owner: str, response_id: str) -> ResponseRecord:
         return await self._shared.cancel(owner, response_id)
+
+    async def abort(self, names: Names, client: str) -> list[str]:
+        return await self._shared.abort(names, client)
+
+    def aborted(self, number: int, found: list[str]) -> None:
+        """The answer of this process to `SharedDesk.abort_at`."""
+        self._shared.aborted(self._row, number, found)

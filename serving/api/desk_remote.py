@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pagoda.hal.errors import EngineDeadError, PagodaError
-from pagoda.serving.api.desk import LocalDesk
+from pagoda.serving.api.desk import LocalDesk, Names
 from pagoda.serving.api.openai.responses_replies import ResponseRecord
 from pagoda.serving.api.openai.responses_store import Stored
 
@@ -34,6 +34,14 @@ class Cancel(NamedTuple):
     response_id: str
 
 
+class Abort(NamedTuple):
+    """To a process: end this client's requests of these names, and say with the number which ran."""
+
+    number: int
+    names: Names
+    client: str
+
+
 class RemoteDesk:
     """See `Desk`. All methods run in one asyncio loop."""
 
@@ -42,9 +50,12 @@ class RemoteDesk:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
         self.on_cancel: Callable[[str], None] = lambda response_id: None
+        self.on_abort: Callable[[Names, str], list[str]] = lambda names, client: []
 
-    def told(self, message: Answered | Cancel) -> None:
+    def told(self, message: Answered | Cancel | Abort) -> None:
         """From the first process."""
+        if isinstance(message, Abort):
+            return self._send(Asked(None, "aborted", (message.number, self.on_abort(message.names, message.client))))
         if isinstance(message, Cancel):
             return self.on_cancel(message.response_id)
         future = self._waiting.pop(message.number, None)
@@ -78,6 +89,9 @@ class RemoteDesk:
     async def cancel(self, owner: str, response_id: str) -> ResponseRecord:
         return await self._ask("cancel", owner, response_id)
 
+    async def abort(self, names: Names, client: str) -> list[str]:
+        return await self._ask("abort", names, client)
+
     async def _ask(self, method: str, *arguments: Any) -> Any:
         self._number += 1
         future = self._waiting[self._number] = asyncio.get_running_loop().create_future()
@@ -88,7 +102,7 @@ class RemoteDesk:
 async def answer(desk: LocalDesk, asked: Asked, send: Callable[[Answered], None]) -> None:
     """In the first process: do what another one asks."""
     if asked.number is None:
-        return desk.leave(*asked.arguments)
+        return getattr(desk, asked.method)(*asked.arguments)  # type: ignore[no-any-return]
     try:
         value = await getattr(desk, asked.method)(*asked.arguments)
     except PagodaError as error:

@@ -29,6 +29,10 @@ class RequestTimeoutError(PagodaError):
     """The request ran longer than the server lets any run."""
 
 
+class AbortedError(PagodaError):
+    """Somebody ended the request by its id, in a protocol that has no word for such an end."""
+
+
 class DrainingError(PagodaError):
     """The server is shutting down and takes no new requests."""
 
@@ -62,6 +66,7 @@ STATUS: dict[type[BaseException], Answer] = {
     OverloadedError: Answer(429, "overloaded_error", "queue_full"),
     RateLimitedError: Answer(429, "rate_limit_error", "rate_limit_exceeded"),
     RequestTimeoutError: Answer(504, "timeout_error", "request_timeout"),
+    AbortedError: Answer(499, "invalid_request_error", "aborted"),
     DrainingError: Answer(503, "service_unavailable_error", "shutting_down"),
     EngineDeadError: Answer(503, "service_unavailable_error", "engine_dead"),
     CapacityError: Answer(400, "invalid_request_error", "capacity_exceeded"),

@@ -10,14 +10,16 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Awaitable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pagoda.hal.errors import EngineDeadError, PagodaError
 from pagoda.serving.api.config import ServerConfig
-from pagoda.serving.api.desk import SharedDesk
-from pagoda.serving.api.desk_remote import Asked, Cancel, answer
+from pagoda.serving.api.desk import Names, SharedDesk
+from pagoda.serving.api.desk_remote import Abort, Asked, Cancel, answer
 from pagoda.serving.api.front import Engine, Orders
 from pagoda.serving.api.service import ModelCard
 from pagoda.serving.api.tally import Tally
@@ -114,9 +116,13 @@ class Fronts:
 
     def _told(self, front: Front, message: Any) -> None:
         if not isinstance(message, Asked):
+            self.desk.ask_abort[front.row] = partial(self._abort_at, front)
             return _done(front.ready)
         self._answers.add(task := asyncio.ensure_future(answer(self.desk.at(front.row), message, front.tell)))
         task.add_done_callback(self._answers.discard)
+
+    def _abort_at(self, front: Front, names: Names, client: str) -> Awaitable[list[str]]:
+        return self.desk.abort_at(front.row, lambda number: front.tell(Abort(number, names, client)))
 
     def _died(self, front: Front) -> None:
         if not front.ready.done():

@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+from contextvars import ContextVar
 from pathlib import Path
 
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.errors import AuthenticationError
+
+CLIENT: ContextVar[str] = ContextVar("pagoda.client", default="")
+"""Whose request a task works for: the name of the key that it came with; empty on servers without keys, where all are the same client."""
 
 
 def keys_of(config: ServerConfig) -> tuple[str, ...]:

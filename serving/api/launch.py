@@ -19,6 +19,7 @@ from pagoda.serving.api.parts import load_text, made_service
 from pagoda.serving.api.server import Addresses, Server, run_loop
 from pagoda.serving.api.service import ModelCard, Service
 from pagoda.serving.api.tracing_of import endpoint_of
+from pagoda.serving.api.user_middleware import user_middleware
 from pagoda.serving.engine.child import Child
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.zmq_client import ZmqClient
@@ -39,6 +40,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, started: float
     set_up_logging(server_config)
     check_tls(server_config)
     endpoint_of(server_config)
+    user_middleware(server_config.middleware)
     if engine_config.trust_remote_code:
         log.warning(
             "--trust-remote-code has no effect: no code of a checkpoint is run; a model is served by what Pagoda or transformers know"

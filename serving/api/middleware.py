@@ -8,13 +8,16 @@ import uuid
 from pagoda.serving.api.desk import Desk
 from pagoda.serving.api.dialects import id_headers, path_of
 from pagoda.serving.api.errors import RateLimitedError
-from pagoda.serving.api.keys import KeyRing, missing_key
+from pagoda.serving.api.keys import CLIENT, KeyRing, missing_key
 from pagoda.serving.api.refusal import Refusal
 from pagoda.serving.api.tracing_of import Tracing
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 OPEN_PATHS = frozenset({"/", "/health", "/live", "/ready", "/ping", "/version", "/metrics", "/load", "/stats", "/favicon.ico"})
 """What needs no key: the page, which asks for one, and numbers for probes and scrapers."""
+
+UNCOUNTED = OPEN_PATHS | {"/abort_requests", "/inference/v1/abort_requests"}
+"""What no key's limits refuse: the above, and the way to end requests that are counted."""
 
 PLAIN_SEND = "pagoda.send"
 """In the scope: the `send` that parts of a body may take past the middlewares, none of which looks at them."""
@@ -76,6 +79,7 @@ class KeyMiddleware:
         name = self._ring.name_of(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
         if name is not None:
             scope.setdefault("state", {})["key"] = name
+            CLIENT.set(name)  # a request is a task of its own
         return name is not None
 
 
@@ -86,7 +90,7 @@ class KeyLimitsMiddleware:
         self._app, self._desk = app, desk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] == "OPTIONS" or path_of(scope) in OPEN_PATHS:
+        if scope["type"] != "http" or scope["method"] == "OPTIONS" or path_of(scope) in UNCOUNTED:
             return await self._app(scope, receive, send)
         name = scope.get("state", {}).get("key") or (scope.get("client") or ("local",))[0]
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import msgspec
+from pagoda.serving.api.aborts import Aborted, AbortRequest
 from pagoda.serving.api.adapters import LoadRequest, UnloadRequest
 from pagoda.serving.api.anthropic.protocol import CountRequest, MessagesRequest
 from pagoda.serving.api.anthropic.replies import Message, TokenCount
@@ -87,6 +88,8 @@ OPERATIONS: tuple[Operation, ...] = (
     *(Operation(path, "POST", "Score pairs of texts", ScoreRequest, ScoreReply) for path in ("/score", "/v1/score")),
     *(Operation(path, "POST", "Rank documents", RerankRequest, RerankReply) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
     Operation("/inference/v1/generate", "POST", "Token ids in, token ids out", GenerateRequest, Reply, streams=True),
+    Operation("/inference/v1/abort_requests", "POST", "End requests by their ids", AbortRequest, Aborted),
+    Operation("/abort_requests", "POST", "End requests by their ids, or all", AbortRequest, Aborted),
     Operation("/v1/completions/render", "POST", "The requests that a completion is", CompletionRequest, list[GenerateRequest]),
     Operation("/v1/chat/completions/render", "POST", "The request that a chat is", ChatRequest, GenerateRequest),
     Operation("/v1/responses/render", "POST", "The request that a response is", ResponseRequest, GenerateRequest),

@@ -22,6 +22,8 @@ def load_text(engine_config: EngineConfig, server_config: ServerConfig) -> TextF
         template_defaults=server_config.default_chat_template_kwargs,
         tool_call_parser=server_config.tool_call_parser,
         reasoning_parser=server_config.reasoning_parser,
+        tool_parser_plugin=server_config.tool_parser_plugin,
+        reasoning_parser_plugin=server_config.reasoning_parser_plugin,
     )
     heap.trim()
     return text

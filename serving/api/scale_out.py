@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pagoda.hal.errors import RequestError
 from pagoda.serving.api.body import BodyReader
+from pagoda.serving.api.live_names import new_id
 from pagoda.serving.api.openai.collect import UsageCount, collect, usage_of
 from pagoda.serving.api.openai.common import request_id
 from pagoda.serving.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
@@ -20,7 +21,7 @@ from pagoda.serving.api.openai.protocol import ChatRequest, CompletionRequest, I
 from pagoda.serving.api.openai.replies import ChatLogprobs, Usage
 from pagoda.serving.api.openai.sampling import completion_settings, engine_request
 from pagoda.serving.api.openai.unsupported import refuse_unsupported
-from pagoda.serving.api.service import Service, new_id
+from pagoda.serving.api.service import Service
 from pagoda.serving.api.stream import EventStream, JsonReply
 from pagoda.serving.api.stream_events import event
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs

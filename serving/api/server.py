@@ -22,6 +22,7 @@ from pagoda.serving.api.connection import StreamProtocol
 from pagoda.serving.api.ready import ready_text
 from pagoda.serving.api.service import Service
 from pagoda.serving.api.statlog import log_stats
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 try:
     import uvloop
@@ -186,7 +187,7 @@ def _grpc_server(service: Service, sock: socket.socket) -> GrpcServer:
 def uvicorn_config(config: ServerConfig, app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=StreamProtocol,
+        http=HttpToolsProtocol if config.middleware else StreamProtocol,  # which sends past middlewares
         ws="none",
         lifespan="off",
         log_config=None,
@@ -199,6 +200,7 @@ def uvicorn_config(config: ServerConfig, app: Any) -> uvicorn.Config:
         ssl_certfile=config.ssl_certfile,
         ssl_ca_certs=config.ssl_ca_certs,
         ssl_cert_reqs=config.ssl_cert_reqs,
+        ssl_ciphers=config.ssl_ciphers,
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -16,14 +16,17 @@ from pagoda.hal.errors import EngineDeadError, NotFoundError, PagodaError, Reque
 from pagoda.serving.api.adapters import AdapterCard, cards_of
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.desk import Desk, SharedDesk
-from pagoda.serving.api.errors import DrainingError, OverloadedError, RequestTimeoutError
+from pagoda.serving.api.errors import AbortedError, DrainingError, OverloadedError, RequestTimeoutError
 from pagoda.serving.api.fetching import Fetcher
+from pagoda.serving.api.keys import CLIENT
+from pagoda.serving.api.live_names import found_among
 from pagoda.serving.api.metrics import Metrics, RequestTimer
 from pagoda.serving.api.outlet import Outlet
+from pagoda.serving.api.request_log import request_line
 from pagoda.serving.api.tally import Tally
 from pagoda.serving.api.tracing_of import tracing_of
 from pagoda.serving.engine.client import EngineClient
-from pagoda.serving.engine.mailbox import Plain
+from pagoda.serving.engine.mailbox import PATIENCE, Plain
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
 from pagoda.serving.engine.pooling import Pooled
 from pagoda.serving.frontend.media_child import MediaChild
@@ -31,6 +34,7 @@ from pagoda.serving.frontend.processor import MANY, Encoded, Processor, check_ki
 from pagoda.serving.frontend.text import TextFrontend
 from pagoda.serving.frontend.text_deltas import RequestText, TextDelta
 
+log = logging.getLogger("pagoda.api")
 T = TypeVar("T")
 
 LONG_TEXT = 2048
@@ -80,11 +84,12 @@ class Service:
         self.metrics = Metrics(card.names[0])
         self.tracing = tracing_of(config, card.names[0])
         self.desk: Desk = desk or SharedDesk(config).at(0)
+        self.desk.on_abort = self.abort_named
         self.adapters = cards_of(client.facts.adapters, card.names)
         self.draining = False
         self.dead: str | None = None
         self._tally = tally or Tally()
-        self._live: dict[str, int] = {}
+        self._live: dict[str, str] = {}  # whose they are
         self._queued: dict[str, int] = {}
         self._late: set[str] = set()
         self._aborts: set[asyncio.Future[None]] = set()
@@ -164,9 +169,12 @@ class Service:
         ids, items, positions = await read
         return Encoded(ids, text, items, positions)
 
-    async def generate(self, request: EngineRequest, *, patient: bool = False, outlet: Outlet | None = None) -> AsyncGenerator[Step, None]:
-        """Run one request. Leaving the iterator early, and a stop string, end it in the engine too. `patient`: see `EngineClient`.
-        What goes through `outlet` is not yielded."""
+    async def generate(
+        self, request: EngineRequest, *, patient: bool = False, interval: int | None = None, outlet: Outlet | None = None
+    ) -> AsyncGenerator[Step, None]:
+        """Run one request. Leaving the iterator early, and a stop string, end it in the engine too. `patient`: for callers that show
+        nothing before the end; others get `interval` tokens at a time, by default as the configuration says. What goes through `outlet`
+        is not yielded."""
         self._admit(request)
         timer = self.metrics.timer(request)
         span = self.tracing.begin(request) if self.tracing is not None else None
@@ -175,7 +183,8 @@ class Service:
         searches = bool(request.params.stop)
         plain = short_way(text, timer, outlet) if outlet is not None and not searches else None
         try:
-            async with aclosing(self.client.generate(request, patient and not searches, plain)) as deltas:  # type: ignore[type-var]
+            patience = (1 if searches else PATIENCE) if patient else interval or self.config.stream_interval
+            async with aclosing(self.client.generate(request, patience, plain)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     self._started(request.request_id)
                     if request.request_id in self._late:
@@ -212,7 +221,13 @@ class Service:
             async for step in steps:
                 if step.pooled is not None:
                     return step.pooled
-        raise PagodaError("the request was ended before its answer")
+        raise self.ended_early()
+
+    def ended_early(self) -> PagodaError:
+        """What a request comes to that the engine was told to end, where its protocol has no word for that."""
+        if self.draining:
+            return DrainingError("the server is shutting down and ended this request; send it to another one")
+        return AbortedError("the request was ended by its id")
 
     def _end_after(self, request_id: str) -> asyncio.TimerHandle | None:
         if self.config.request_timeout is None:
@@ -221,7 +236,18 @@ class Service:
 
     def _time_out(self, request_id: str) -> None:
         self._late.add(request_id)
-        self._aborts.add(task := asyncio.ensure_future(self.client.abort([request_id])))
+        self._abort_soon([request_id])
+
+    def abort_named(self, names: Collection[str] | None, client: str) -> list[str]:
+        """End this client's requests of these names in this process, without names all; returns the names of those that ran.
+        They answer with what there is, with the reason `abort`."""
+        found = found_among([one for one, whose in self._live.items() if whose == client], names)
+        if found:
+            self._abort_soon([*dict.fromkeys(one for ids in found.values() for one in ids)])
+        return [*found]
+
+    def _abort_soon(self, request_ids: list[str]) -> None:
+        self._aborts.add(task := asyncio.ensure_future(self.client.abort(request_ids)))
         task.add_done_callback(self._aborts.discard)
 
     def _started(self, request_id: str) -> None:
@@ -238,7 +264,10 @@ class Service:
     def _admit(self, request: EngineRequest) -> None:
         self.check_open()
         self.check_room(len(request.prompt))
-        self._live[request.request_id] = self._queued[request.request_id] = len(request.prompt)
+        self._live[request.request_id] = CLIENT.get()
+        self._queued[request.request_id] = len(request.prompt)
+        if self.config.enable_log_requests:
+            log.info(request_line(request, self.text.tokenizer, self.config.max_log_len))
         self._count()
 
     def check_room(self, tokens: int) -> None:
@@ -295,13 +324,3 @@ def _checked(delta: RequestDelta) -> RequestDelta:
         if part.finish_reason is FinishReason.ERROR:
             raise PagodaError(delta.error or "the engine failed this request without saying why")
     return delta
-
-
-def new_id(prefix: str, given: str | None = None) -> str:
-    """An id for a reply, made of the client's own where there is one."""
-    return f"{prefix}-{given or uuid.uuid4().hex}"
-
-
-def engine_id(reply_id: str) -> str:
-    """An id that is unique in the engine even when clients repeat theirs."""
-    return f"{reply_id}-{uuid.uuid4().hex[:12]}"

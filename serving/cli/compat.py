@@ -73,6 +73,7 @@ _MODES = {"full": "full", "full_and_piecewise": "full", "full_decode_only": "ful
 _GRAPH_MODES = {name: ("graphs", mode) for name, mode in _MODES.items()}
 _REPLICAS = "start one server a replica and balance between them"
 _TOOLS = "parsers are chosen from the chat template, or named by --tool-call-parser and --reasoning-parser"
+_PREFILLS = "--long-prefill-token-threshold bounds what one prompt takes of a step"
 _PROFILE = "`pagoda bench latency` measures, --kernel-log calls logs each kernel"
 
 FLAGS = (
@@ -84,7 +85,6 @@ FLAGS = (
     _value("--config-format", "auto hf"),
     _switch("--enable-prompt-embeds"),
     _value("--logits-processors"),
-    _value("--max-logprobs"),
     _value("--logprobs-mode", "raw_logprobs"),
     replace(_switch("--enforce-eager", "off", _GRAPHS), stands={"on": ("graphs", "none")}),
     _value("--quantization-config"),
@@ -105,7 +105,7 @@ FLAGS = (
     _value("--scheduler-cls"),
     _switch("--scheduler-reserve-full-isl", "on off"),
     _value("--watermark", "0 0.0"),
-    _value("--stream-interval", "1"),
+    _value("--max-num-partial-prefills --max-long-partial-prefills", "1", _PREFILLS),
     # parallel
     _value("--pipeline-parallel-size -pp", "1", "split layers over ranks with --tensor-parallel-size"),
     _value("--prefill-context-parallel-size -pcp", "1"),
@@ -153,7 +153,6 @@ FLAGS = (
     _value("--speculative-config -sc --spec-method --spec-model --spec-tokens"),
     _value("--structured-outputs-config"),
     _value("--reasoning-config"),
-    _value("--reasoning-parser-plugin --tool-parser-plugin"),
     # media
     _switch("--language-model-only", "on off"),
     _value("--mm-processor-kwargs --media-io-kwargs", "{}"),
@@ -170,7 +169,6 @@ FLAGS = (
     _switch("--enable-sleep-mode"),
     _value("--sleep-mode-backend"),
     # watching it
-    _switch("--enable-log-requests", "off", "a line a request is logged unless --disable-access-log is given"),
     _value("--otlp-traces-endpoint --collect-detailed-traces"),
     _switch("--kv-cache-metrics --cudagraph-metrics --enable-mfu-metrics", "off", "`/metrics` and `/stats` have what is measured"),
     _value("--profiler-config", "", _PROFILE),
@@ -186,7 +184,16 @@ FLAGS = (
     _value("--tool-server"),
     _switch("--enable-prompt-tokens-details", "on", "cached tokens are always in `usage`"),
     _switch("--enable-request-id-headers", "on", "every reply has its X-Request-Id"),
-    _value("--middleware", "", "put a proxy before the server"),
+    _switch("--exclude-tools-when-tool-choice-none", "on", "prompts show no tools when tool_choice is none"),
+    _switch("--enable-server-load-tracking", "on off", "`/load` is always there"),
+    _switch("--enable-tokenizer-info-endpoint", "on", "`/tokenizer_info` is always there"),
+    _switch("--log-error-stack", "on", "what is no fault of a request is logged with its stack"),
+    _switch("--enable-log-outputs --enable-log-deltas"),
+    _switch("--enable-offline-docs", "off", "`/openapi.json` needs no network; there are no pages around it"),
+    _switch("--enable-ssl-refresh", "off", "start the server anew with the new certificate"),
+    _switch("--enable-per-request-metrics", "off", "`/metrics` and traces have them"),
+    _value("--sse-keep-alive-interval --anthropic-disabled-thinking-effort --logging-config --log-config-file"),
+    _value("--h11-max-incomplete-event-size --h11-max-header-count", "", "bodies are bounded by --max-request-bytes"),
     _switch("--tokens-only"),
     _switch("--enable-scale-out", "on off"),
     _value("--fingerprint-mode", "full"),

@@ -14,10 +14,10 @@ class EngineClient(Protocol):
 
     facts: EngineFacts
 
-    def generate(self, request: EngineRequest, patient: bool = False, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
+    def generate(self, request: EngineRequest, patience: int = 1, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
         """Submit and yield deltas until one is `finished`. Leaving the iterator early aborts the request.
 
-        `patient`: plain tokens may be kept until there is more to say, such as the end; for callers that show nothing meanwhile.
+        `patience`: so many tokens of a sequence may be kept until they come together, but for the first delta and before an end.
         `plain`: is offered new tokens of the only sequence, with which nothing else comes, while the caller waits in the iterator.
             Returns True when it has dealt with them; the iterator does not yield them then. It must not wait. What it raises, the
             iterator raises.

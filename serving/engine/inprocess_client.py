@@ -48,9 +48,9 @@ class InProcessClient:
         client._thread.start()
         return client
 
-    async def generate(self, request: EngineRequest, patient: bool = False, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
+    async def generate(self, request: EngineRequest, patience: int = 1, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
         core = self._core()
-        async with contextlib.aclosing(self._streams.generate(request, core.submit, core.abort, patient, plain)) as deltas:
+        async with contextlib.aclosing(self._streams.generate(request, core.submit, core.abort, patience, plain)) as deltas:
             async for delta in deltas:
                 yield delta
 

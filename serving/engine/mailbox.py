@@ -17,20 +17,21 @@ Plain = Callable[[Sequence[int]], bool]
 """Takes plain tokens on their way to a reader that waits, and says whether it did; see `EngineClient.generate`. Keeps no sequence."""
 
 PATIENCE = 256
-"""Plain tokens that a patient reader is not woken for: more at once would hold up others in its loop."""
+"""The most `patience` of a reader that shows nothing before the end: more at once would hold up others in its loop."""
 
 
 class Mailbox:
-    """Written and read in one asyncio loop, by one reader. A patient one is not woken for a few plain tokens: they come with the next
-    delta. Whoever writes calls `settle` when there is no more for the moment."""
+    """Written and read in one asyncio loop, by one reader. It is woken for the first delta, for ends, and for `patience` tokens of a
+    sequence. Whoever writes calls `settle` when there is no more for the moment."""
 
-    __slots__ = ("_enough", "_error", "_pieces", "_plain", "_reader", "_request_id", "_rich", "add_token")
+    __slots__ = ("_enough", "_error", "_pieces", "_plain", "_reader", "_request_id", "_rich", "_urgent", "add_token")
 
-    def __init__(self, request_id: str, patient: bool = False, plain: Plain | None = None) -> None:
+    def __init__(self, request_id: str, patience: int = 1, plain: Plain | None = None) -> None:
         self._request_id = request_id
-        self._enough = PATIENCE if patient else 1
+        self._enough = patience
         self._plain = plain
         self._rich = False  # more than plain tokens are there
+        self._urgent = True
         self._pieces: list[Piece] = []
         self.add_token: Callable[[int], None] = self._pieces.append
         self._error: Exception | None = None
@@ -39,6 +40,7 @@ class Mailbox:
     def add(self, delta: RequestDelta) -> None:
         self._pieces.append(delta)
         self._rich = True
+        self._urgent = self._urgent or delta.finished or any(part.finish_reason is not None for part in delta.sequences)
 
     def settle(self) -> None:
         """Give what was added to the reader, if it waits and it is enough for it."""
@@ -51,11 +53,12 @@ class Mailbox:
             self._error, taken = error, False
         if taken:
             self._pieces.clear()
+            self._urgent = False
         else:
             self._wake(reader)
 
     def _due(self) -> bool:
-        return self._rich or len(self._pieces) >= self._enough
+        return len(self._pieces) >= self._enough or (self._urgent and bool(self._pieces))
 
     def fail(self, error: PagodaError) -> None:
         """The reader gets this next, whatever was there before."""
@@ -75,7 +78,7 @@ class Mailbox:
             raise self._error
         delta = merge(self._request_id, self._pieces)
         self._pieces.clear()
-        self._rich = False
+        self._rich = self._urgent = False
         return delta
 
     @staticmethod

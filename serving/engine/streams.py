@@ -26,14 +26,14 @@ class Streams:
         request: EngineRequest,
         submit: Callable[[EngineRequest], None],
         abort: Callable[[list[str]], None],
-        patient: bool = False,
+        patience: int = 1,
         plain: Plain | None = None,
     ) -> AsyncGenerator[RequestDelta, None]:
-        """The deltas of one request, from `submit` to its end; leaving early aborts it. `patient`, `plain`: see `EngineClient`."""
+        """The deltas of one request, from `submit` to its end; leaving early aborts it. `patience`, `plain`: see `EngineClient`."""
         self.check()
         if request.request_id in self._boxes:
             raise RequestError(f"request_id {request.request_id!r} is already running; live ids must differ", param="request_id")
-        box = self._boxes[request.request_id] = Mailbox(request.request_id, patient, plain)
+        box = self._boxes[request.request_id] = Mailbox(request.request_id, patience, plain)
         ended = False
         try:
             submit(request)

@@ -63,8 +63,8 @@ class WireClient:
         self._loop.add_reader(self._answers.fileno(), self._read)
         self._loop.call_soon(self._read)
 
-    def generate(self, request: EngineRequest, patient: bool = False, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
-        return self._streams.generate(request, lambda one: self.send(Submit(one)), lambda ids: self.send(Abort(ids)), patient, plain)
+    def generate(self, request: EngineRequest, patience: int = 1, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
+        return self._streams.generate(request, lambda one: self.send(Submit(one)), lambda ids: self.send(Abort(ids)), patience, plain)
 
     async def abort(self, request_ids: list[str], sequence: int | None = None) -> None:
         self.send(Abort(request_ids, sequence))

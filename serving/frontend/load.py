@@ -44,20 +44,25 @@ def load_text(
     template_defaults: Mapping[str, Any] | None = None,
     tool_call_parser: str = "auto",
     reasoning_parser: str = "auto",
+    tool_parser_plugin: str | None = None,
+    reasoning_parser_plugin: str | None = None,
 ) -> TextFrontend:
     """Tokenizer and templates of a model folder or GGUF file.
 
     Args:
         chat_template: a file with one, or the source itself, instead of the checkpoint's.
         content_format, template_defaults: see `ChatTemplate`.
-        tool_call_parser, reasoning_parser: see `parsers.choose`.
+        tool_call_parser, reasoning_parser, and files with further ones: see `parsers.choose`.
     """
     tokenizer = load_tokenizer(path)
     sources = dict(tokenizer.chat_templates)
     if chat_template is not None:
         sources = {"default": template_source(chat_template)}
     shown = "\n".join(sources.values())
-    answers = AnswerFormat(choose("tools", tool_call_parser, shown), choose("reasoning", reasoning_parser, shown))
+    answers = AnswerFormat(
+        choose("tools", tool_call_parser, shown, tool_parser_plugin),
+        choose("reasoning", reasoning_parser, shown, reasoning_parser_plugin),
+    )
     if not sources:
         return TextFrontend(tokenizer, None, answers)
     template = ChatTemplate(sources, tokenizer.special_tokens, content_format, template_defaults or {})

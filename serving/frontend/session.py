@@ -8,6 +8,7 @@ from typing import Any
 
 from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.client import EngineClient
+from pagoda.serving.engine.mailbox import PATIENCE
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.frontend.lora import LoRARequest
@@ -66,7 +67,7 @@ class Session:
         Leaving early ends the request in the engine, as do its stop strings.
         """
         builder = OutputBuilder(request, prompt, self.processor.text.tokenizer)
-        async with aclosing(self.client.generate(request, patient)) as deltas:  # type: ignore[type-var]
+        async with aclosing(self.client.generate(request, PATIENCE if patient else 1)) as deltas:  # type: ignore[type-var]
             async for delta in deltas:
                 builder.push(delta)
                 yield builder.output

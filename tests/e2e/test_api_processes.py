@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from api_processes import fronts, holder, processes
+from api_processes import connections, fronts, processes
 from lora_folders import make_adapter
 from pagoda.serving.api.fronts import SHORT_LIFE
 from toy_process import SERVE, SMALL_POOL, ServerProcess
@@ -45,15 +45,8 @@ def running(where):
 class Connections:
     """Clients of a connection each, and which process holds it."""
 
-    def __init__(self, server, count):
-        self.clients = [httpx.Client(base_url=server.where, timeout=60) for _ in range(count)]
-        self.pids = [self._holder(server, client) for client in self.clients]
-
-    def _holder(self, server, client):
-        with client.stream("GET", "/version") as answer:
-            peer = answer.extensions["network_stream"].get_extra_info("client_addr")
-            answer.read()
-        return holder(server, peer[1])
+    def __init__(self, server):
+        self.clients, self.pids = connections(server)
 
     def close(self):
         for client in self.clients:
@@ -78,14 +71,9 @@ def several(three, require):
 @pytest.fixture
 def made(several):
     """Connections to every process."""
-    for count in (12, 40, 100):
-        connections = Connections(several, count)
-        if len(set(connections.pids)) == 3:
-            break
-        connections.close()
-    assert len(set(connections.pids)) == 3, connections.pids
-    yield connections
-    connections.close()
+    made = Connections(several)
+    yield made
+    made.close()
 
 
 def test_all_processes_answer_alike_and_their_metrics_are_one(several, made):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import media_chat
 import openai
 import pytest
 import torch
@@ -51,16 +52,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict
 
 
 def chat(where: str, *addresses: str) -> str:
-    parts: list[Any] = [{"type": "image_url", "image_url": {"url": address, "detail": "low"}} for address in addresses]
-    with openai.OpenAI(base_url=f"{where}/v1", api_key="none", max_retries=0, timeout=120) as client:
-        answer = client.chat.completions.create(
-            model=client.models.list().data[0].id,
-            messages=[{"role": "user", "content": [*parts, {"type": "text", "text": "t40"}]}],
-            temperature=0,
-            max_tokens=COUNT,
-            extra_body={"ignore_eos": True, "skip_special_tokens": False},
-        )
-    return (answer.choices[0].message.content or "").strip()
+    return media_chat.chat(where, COUNT, *({"type": "image_url", "image_url": {"url": address, "detail": "low"}} for address in addresses))
 
 
 def test_chat_sees_images_of_data_uris_and_of_files(served: tuple[str, dict[int, str], Path]) -> None:

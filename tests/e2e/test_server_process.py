@@ -157,7 +157,7 @@ def certificate(tmp_path_factory):
 
 def test_tls(certificate):
     key, cert = certificate
-    with ServerProcess.toy(ssl_keyfile=key, ssl_certfile=cert) as server:
+    with ServerProcess.toy(ssl_keyfile=key, ssl_certfile=cert, ssl_ciphers="ECDHE+AESGCM") as server:
         assert server.where.startswith("https://127.0.0.1:")
         context = ssl.create_default_context(cafile=cert)
         assert httpx.get(f"{server.where}/health", verify=context).status_code == 200

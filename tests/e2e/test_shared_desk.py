@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from api_processes import fronts, holder, processes
+from api_processes import fronts, holder, of_each, processes
 from tiny_servers import tiny_server
 
 pytestmark = pytest.mark.heavy
@@ -52,7 +52,7 @@ def close(requests):
 
 
 def test_a_keys_requests_are_counted_over_all_processes(server):
-    for count in (20, 60, 150):
+    for count in (20, 60, 150, 400):
         requests = held(server, count)
         if len({one.pid for one in requests}) == 3:
             break
@@ -95,15 +95,7 @@ def until(condition, seconds=15.0):
 def clients(tmp_path_factory):
     """One for each process of a server, the first one's first."""
     with tiny_server(tmp_path_factory.mktemp("stored"), "generate", "--api-server-count", "3") as server:
-        found, spare = {}, []
-        while len(found) < 3:
-            client = httpx.Client(base_url=server.where, timeout=60)
-            with client.stream("GET", "/version") as answer:
-                port = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
-                answer.read()
-            spare.append(client)
-            found.setdefault(holder(server, port), client)
-            assert len(spare) < 300
+        found, spare = of_each(server)
         yield [found[server.process.pid], *(found[front.pid] for front in fronts(server))]
         for client in spare:
             client.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from media_chat import chat
 from tiny_hearing import greedy, make_hearing, wav
 from toy_process import SERVE, ServerProcess
 
@@ -30,18 +31,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict
         yield server.where, want, files
 
 
-def chat(where: str, *parts: Any) -> str:
-    with openai.OpenAI(base_url=f"{where}/v1", api_key="none", max_retries=0, timeout=120) as client:
-        answer = client.chat.completions.create(
-            model=client.models.list().data[0].id,
-            messages=[{"role": "user", "content": [*parts, {"type": "text", "text": "t40"}]}],
-            temperature=0,
-            max_tokens=COUNT,
-            extra_body={"ignore_eos": True, "skip_special_tokens": False},
-        )
-    return (answer.choices[0].message.content or "").strip()
-
-
 def heard(seed: int) -> dict[str, Any]:
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(wav(seed)).decode(), "format": "wav"}}
 
@@ -54,7 +43,7 @@ def test_sounds_come_in_the_body_and_by_their_address(served: tuple[str, dict[in
     where, want, files = served
     assert want[1] != want[2]
     uri = "data:audio/wav;base64," + base64.b64encode(wav(2)).decode()
-    assert [chat(where, heard(1)), chat(where, address(uri)), chat(where, address(f"file://{files}/one.wav"))] == [
+    assert [chat(where, COUNT, heard(1)), chat(where, COUNT, address(uri)), chat(where, COUNT, address(f"file://{files}/one.wav"))] == [
         want[1],
         want[2],
         want[1],
@@ -73,5 +62,5 @@ def test_what_is_not_taken_is_refused_and_the_server_goes_on(served: tuple[str, 
         ([{"type": "input_audio", "input_audio": {"format": "wav"}}], "must be like"),
     ):
         with pytest.raises(openai.BadRequestError, match=why):
-            chat(where, *parts)
-    assert chat(where, heard(2)) == want[2]
+            chat(where, COUNT, *parts)
+    assert chat(where, COUNT, heard(2)) == want[2]

@@ -74,6 +74,20 @@ def test_every_choice_of_a_sampled_request_is_likely_under_the_model(client, che
             assert token in rows[len(prompt) - 1 + k].topk(5).indices
 
 
+@pytest.mark.parametrize("more", [{}, {"n": 2}, {"logprobs": 1}, {"stop": ["\ufffc"]}])
+def test_a_streams_tokens_come_as_many_at_a_time_as_asked_for(client, more):
+    def stream(interval):
+        extra = {"ignore_eos": True, "return_token_ids": True, "stream_interval": interval}
+        asked = {"model": "tiny", "prompt": [30, 40, 50], "temperature": 0, "max_tokens": 18, "stream": True, **more}
+        chunks = [chunk.choices[0] for chunk in client.completions.create(**asked, extra_body=extra) if chunk.choices[0].index == 0]
+        return [token for chunk in chunks for token in chunk.token_ids], [len(chunk.token_ids) for chunk in chunks if chunk.token_ids]
+
+    every, _ = stream(1)
+    tokens, sizes = stream(8)
+    assert tokens == every and len(every) == 18
+    assert len(sizes) <= 4 and all(size >= 8 for size in sizes[1:-1])
+
+
 def test_limits_are_told_with_numbers(client):
     with pytest.raises(openai.BadRequestError, match="128") as error:
         client.completions.create(model="tiny", prompt=[9] * 100, max_tokens=29)

@@ -127,7 +127,7 @@ class ToyEngine:
         self.dead: str | None = None
         self._stats = EngineStats(pages_total=1024)
 
-    async def generate(self, request: EngineRequest, patient: bool = False, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
+    async def generate(self, request: EngineRequest, patience: int = 1, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
         self._check_alive()
         self.requests.append(request)
         stop = self.live[request.request_id] = asyncio.Event()

@@ -212,7 +212,7 @@ async def test_draining_refuses_new_requests_only(toy):
 
 
 class BrokenEngine(ToyEngine):
-    async def generate(self, request, patient=False, plain=None):
+    async def generate(self, request, patience=1, plain=None):
         if len(request.prompt) > 3:
             raise KeyError("a secret path")
         async for delta in super().generate(request):

@@ -10,7 +10,7 @@ import pytest
 from pagoda.hal.errors import NotFoundError, RequestError
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.desk import LocalDesk, SharedDesk
-from pagoda.serving.api.desk_remote import Cancel, RemoteDesk, answer
+from pagoda.serving.api.desk_remote import Abort, Cancel, RemoteDesk, answer
 from pagoda.serving.api.errors import OverloadedError, RateLimitedError
 from pagoda.serving.api.openai.responses_protocol import ResponseRequest
 from pagoda.serving.api.openai.responses_replies import new_record
@@ -41,6 +41,7 @@ class Server:
 
         desk = RemoteDesk(send)
         self.shared.tell_cancel[row] = lambda response_id: desk.told(Cancel(response_id))
+        self.shared.ask_abort[row] = lambda names, client: self.shared.abort_at(row, lambda n: desk.told(Abort(n, names, client)))
         return desk
 
 
@@ -146,3 +147,26 @@ async def test_what_a_dead_process_was_making_has_failed() -> None:
     record = await waiting
     assert record.status == "failed"
     assert record.error is not None and record.error.code == "server_error"
+
+
+@pytest.mark.parametrize("asker", [0, 1, 2])
+async def test_any_process_ends_requests_of_all(asker: int) -> None:
+    server = Server()
+    for row, desk in enumerate(server.all):
+        desk.on_abort = lambda names, client, row=row: [*({f"{client}{row}", "shared"} & set(names or ()))]
+    names = ["k0", "k2", "other", "shared"]
+    assert sorted(await server.all[asker].abort(names, "k")) == ["k0", "k2", "shared"]
+    server.shared.gone(2)
+    assert sorted(await server.all[asker and 1].abort(names, "k")) == ["k0", "shared"]
+
+
+async def test_a_process_that_dies_while_it_is_asked_has_ended_none() -> None:
+    server = Server()
+    for desk in server.all:
+        desk.on_abort = lambda names, client: ["a"]
+    server.shared.ask_abort[1] = lambda names, client: server.shared.abort_at(1, lambda number: None)
+    asking = asyncio.ensure_future(server.first.abort(["a"], ""))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    server.shared.gone(1)
+    assert await asking == ["a"]

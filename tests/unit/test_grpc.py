@@ -204,8 +204,8 @@ async def test_keys_and_their_limits_hold_here_too() -> None:
         assert dict(error.trailing_metadata())["retry-after"] == "1"
         # another client cannot end it
         assert list((await toy.stub.Abort(pb.AbortRequest(request_ids=["mine"]), metadata=two)).aborted) == []
-        running.cancel()
-        await toy.idle()
+        assert list((await toy.stub.Abort(pb.AbortRequest(request_ids=["mine"]), metadata=one)).aborted) == ["mine"]
+        assert (await running).sequences[0].finish_reason == "abort"
 
 
 async def test_tokenize_and_the_models_facts() -> None:

@@ -82,8 +82,17 @@ async def test_a_reader_that_keeps_up_gets_each_and_waits_in_between() -> None:
         await box.take()
 
 
-async def test_a_patient_reader_is_woken_only_for_what_is_more_than_a_token() -> None:
-    box = Mailbox("a", patient=True)
+async def test_a_patient_reader_is_woken_for_the_first_delta_for_enough_and_for_ends() -> None:
+    box = Mailbox("a", patience=4)
+    put(box, delta(0, 9))
+    assert (await box.take()).sequences[0].token_ids == (9,)
+    reading = asyncio.create_task(box.take())
+    for piece in (5, delta(0, 6), 7):
+        put(box, piece)
+        await asyncio.sleep(0)
+        assert not reading.done()
+    put(box, 8)
+    assert (await reading).sequences[0].token_ids == (5, 6, 7, 8)
     reading = asyncio.create_task(box.take())
     for token in (1, 2):
         put(box, token)
@@ -96,6 +105,20 @@ async def test_a_patient_reader_is_woken_only_for_what_is_more_than_a_token() ->
     box.fail(EngineDeadError("gone"))
     with pytest.raises(EngineDeadError, match="gone"):
         await box.take()
+
+
+async def test_enough_plain_tokens_go_the_short_way_together() -> None:
+    went: list[list[int]] = []
+    box = Mailbox("a", 3, lambda token_ids: went.append([*token_ids]) or True)
+    put(box, delta(0, 9))
+    await box.take()
+    reading = asyncio.create_task(box.take())
+    await asyncio.sleep(0)
+    for token in range(7):
+        put(box, token)
+    put(box, delta(0, 7, finished=True))
+    assert went == [[0, 1, 2], [3, 4, 5]]
+    assert (await reading).sequences[0].token_ids == (6, 7)
 
 
 async def test_streams_route_reject_abort_and_fail() -> None:

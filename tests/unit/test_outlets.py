@@ -31,7 +31,7 @@ class Watched(ToyEngine):
         self.short = short
         self.taken = self.refused = 0
 
-    async def generate(self, request: EngineRequest, patient: bool = False, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
+    async def generate(self, request: EngineRequest, patience: int = 1, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
         def offered(token_ids: Sequence[int]) -> bool:
             assert plain is not None
             took = plain(token_ids)
@@ -39,7 +39,7 @@ class Watched(ToyEngine):
             self.refused += not took
             return took
 
-        async for delta in super().generate(request, patient, offered if self.short and plain is not None else None):
+        async for delta in super().generate(request, patience, offered if self.short and plain is not None else None):
             yield delta
 
 

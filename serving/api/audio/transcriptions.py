@@ -21,9 +21,10 @@ from pagoda.serving.api.audio.replies import (
     as_vtt,
     compression_ratio,
 )
+from pagoda.serving.api.live_names import engine_id, new_id
 from pagoda.serving.api.openai.collect import Answer, collect
 from pagoda.serving.api.openai.common import request_id
-from pagoda.serving.api.service import Service, engine_id, new_id
+from pagoda.serving.api.service import Service
 from pagoda.serving.api.stream import EventStream, JsonReply
 from pagoda.serving.api.stream_events import event
 from pagoda.serving.engine.messages import EngineRequest

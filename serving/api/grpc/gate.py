@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc.aio import ServicerContext
 from pagoda.serving.api.errors import answer_for, headers_for, message_of
-from pagoda.serving.api.keys import KeyRing, keys_of, missing_key
+from pagoda.serving.api.keys import CLIENT, KeyRing, keys_of, missing_key
 from pagoda.serving.api.service import Service
 from pagoda.serving.api.stream import log_internal
 
@@ -35,11 +35,11 @@ class Gate:
         keys = keys_of(service.config)
         self._ring = KeyRing(keys) if keys else None
 
-    async def run(self, context: ServicerContext, work: Callable[[str], Awaitable[T]]) -> T:
-        """Do a call's work, given the client's name, or end the call with the status of its error."""
+    async def run(self, context: ServicerContext, work: Callable[[str], Awaitable[T]], *, counted: bool = True) -> T:
+        """Do a call's work, given the client's name, or end the call with the status of its error. `counted`: as its request."""
         try:
             with self._traced(context):
-                async with self._counted(self._client(context)) as client:
+                async with self._counted(self._client(context), counted) as client:
                     return await work(client)
         except Exception as error:
             log_internal(error)
@@ -59,11 +59,12 @@ class Gate:
         name = self._ring.name_of(sent.get("authorization", b""), sent.get("x-api-key", b""))
         if name is None:
             raise missing_key()
+        CLIENT.set(name)  # a call is a task of its own
         return name
 
     @asynccontextmanager
-    async def _counted(self, client: str) -> AsyncIterator[str]:
-        if not self._service.config.limits_keys:
+    async def _counted(self, client: str, counted: bool) -> AsyncIterator[str]:
+        if not (counted and self._service.config.limits_keys):
             yield client
             return
         await self._service.desk.enter(client)

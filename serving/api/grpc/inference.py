@@ -12,6 +12,8 @@ from pagoda.serving.api.grpc import pagoda_pb2 as pb
 from pagoda.serving.api.grpc.convert import completion_of, embedding_of, embedding_reply, logprobs_of, sequence_of, usage_of
 from pagoda.serving.api.grpc.gate import Gate
 from pagoda.serving.api.grpc.pagoda_pb2_grpc import InferenceServicer
+from pagoda.serving.api.keys import CLIENT
+from pagoda.serving.api.live_names import new_id
 from pagoda.serving.api.openai.collect import UsageCount, collect
 from pagoda.serving.api.openai.collect import usage_of as counted
 from pagoda.serving.api.openai.prompts import prompt_ids
@@ -19,7 +21,7 @@ from pagoda.serving.api.openai.protocol import CompletionRequest
 from pagoda.serving.api.openai.sampling import completion_settings, engine_request
 from pagoda.serving.api.pooling.common import answers_of, input_requests, open_for
 from pagoda.serving.api.pooling.vectors import embedding_params
-from pagoda.serving.api.service import Service, new_id
+from pagoda.serving.api.service import Service
 from pagoda.serving.engine.messages import EngineRequest
 
 
@@ -28,7 +30,7 @@ class Inference(InferenceServicer):
 
     def __init__(self, service: Service) -> None:
         self._service, self._gate = service, Gate(service)
-        self._running: dict[tuple[str, str], str] = {}
+        self._running: set[tuple[str, str]] = set()
 
     async def Generate(self, request: pb.GenerateRequest, context: ServicerContext) -> pb.GenerateResponse:
         return await self._gate.run(context, lambda client: self._generate(request, client))
@@ -43,7 +45,7 @@ class Inference(InferenceServicer):
         return await self._gate.run(context, lambda client: self._tokenize(request))
 
     async def Abort(self, request: pb.AbortRequest, context: ServicerContext) -> pb.AbortResponse:
-        return await self._gate.run(context, lambda client: self._abort(request.request_ids, client))
+        return await self._gate.run(context, lambda client: self._abort(request.request_ids), counted=False)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: ServicerContext) -> pb.GetModelInfoResponse:
         return await self._gate.run(context, lambda client: self._model_info())
@@ -51,7 +53,7 @@ class Inference(InferenceServicer):
     async def _generate(self, request: pb.GenerateRequest, client: str) -> pb.GenerateResponse:
         body = completion_of(request, stream=False)
         made = await self._engine_request(body)
-        with self._known(client, request.request_id, made):
+        with self._known(client, request.request_id):
             [group] = await collect(self._service, [made])
         return pb.GenerateResponse(
             request_id=request.request_id,
@@ -64,7 +66,7 @@ class Inference(InferenceServicer):
     async def _stream(self, request: pb.GenerateRequest, client: str, context: ServicerContext) -> None:
         made = await self._engine_request(completion_of(request, stream=True))
         usage = UsageCount([made])
-        with self._known(client, request.request_id, made):
+        with self._known(client, request.request_id):
             async with aclosing(self._service.generate(made)) as steps:
                 async for step in steps:
                     usage.add(step)
@@ -84,18 +86,18 @@ class Inference(InferenceServicer):
         return engine_request(self._service, body, settings, ids, new_id("grpc", body.request_id))
 
     @contextmanager
-    def _known(self, client: str, name: str, request: EngineRequest) -> Iterator[None]:
-        """While it runs, `Abort` finds it."""
+    def _known(self, client: str, name: str) -> Iterator[None]:
+        """No other call of this client has the same name while it runs, which `Abort` finds it by."""
         if not name:
             yield
             return
         if (client, name) in self._running:
             raise RequestError(f"request_id={name} is running already; give each request an id of its own", param="request_id")
-        self._running[client, name] = request.request_id
+        self._running.add((client, name))
         try:
             yield
         finally:
-            del self._running[client, name]
+            self._running.discard((client, name))
 
     async def _embed(self, request: pb.EmbedRequest) -> pb.EmbedResponse:
         body = embedding_of(request)
@@ -113,11 +115,8 @@ class Inference(InferenceServicer):
             token_ids=await self._service.off_loop(len(request.text), encode, request.text, add_special_tokens=special)
         )
 
-    async def _abort(self, names: Sequence[str], client: str) -> pb.AbortResponse:
-        found = [name for name in dict.fromkeys(names) if (client, name) in self._running]
-        if found:
-            await self._service.client.abort([self._running[client, name] for name in found])
-        return pb.AbortResponse(aborted=found)
+    async def _abort(self, names: Sequence[str]) -> pb.AbortResponse:
+        return pb.AbortResponse(aborted=await self._service.desk.abort([*names], CLIENT.get()))
 
     async def _model_info(self) -> pb.GetModelInfoResponse:
         facts, tokenizer = self._service.client.facts, self._service.text.tokenizer

@@ -97,7 +97,8 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends requests of this server by the ids that their calls brought; they answer with what there is and finish_reason "abort".
+        """Ends requests of this server, those over HTTP included, by the ids that they brought or that their replies have; they answer with
+        what there is and finish_reason "abort". A key ends its own requests only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

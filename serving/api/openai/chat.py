@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import UNSET
 from pagoda.serving.api.body import BodyReader
+from pagoda.serving.api.live_names import new_id
 from pagoda.serving.api.openai.answer_parts import AnswerParts
 from pagoda.serving.api.openai.collect import Answer, UsageCount, collect, usage_of
 from pagoda.serving.api.openai.common import StreamUsage, as_token_ids, request_id, stream_usage
@@ -20,7 +21,7 @@ from pagoda.serving.api.openai.protocol import ChatRequest
 from pagoda.serving.api.openai.replies import ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs, Delta
 from pagoda.serving.api.openai.unsupported import refuse_unsupported
 from pagoda.serving.api.outlet import MARK, Event, Outlet, around
-from pagoda.serving.api.service import Service, new_id
+from pagoda.serving.api.service import Service
 from pagoda.serving.api.stream import EventStream, JsonReply
 from pagoda.serving.api.stream_events import event
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
@@ -85,7 +86,8 @@ class ChatReply:
         count = UsageCount([self.request])
         if outlet is not None:
             outlet.event = self._plain_events(wants, count)
-        async with aclosing(self.service.generate(self.request, outlet=outlet)) as steps:
+        asked = self.service.generate(self.request, interval=self.body.stream_interval, outlet=outlet)
+        async with aclosing(asked) as steps:
             async for step in steps:
                 count.add(step)
                 usage: Any = count.usage() if wants.continuous else UNSET

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import UNSET
 from pagoda.serving.api.body import BodyReader
+from pagoda.serving.api.live_names import new_id
 from pagoda.serving.api.openai.collect import Answer, Answers, UsageCount, collect, usage_of
 from pagoda.serving.api.openai.common import StreamUsage, as_token_ids, request_id, stream_usage
 from pagoda.serving.api.openai.logprobs import CompletionLogprobsBuilder, TokenNames, joined, prompt_logprobs
@@ -19,7 +20,7 @@ from pagoda.serving.api.openai.replies import Completion, CompletionChoice, Comp
 from pagoda.serving.api.openai.sampling import completion_settings, engine_request
 from pagoda.serving.api.openai.unsupported import refuse_unsupported
 from pagoda.serving.api.outlet import MARK, Event, Outlet, around
-from pagoda.serving.api.service import Service, Step, new_id
+from pagoda.serving.api.service import Service, Step
 from pagoda.serving.api.stream import EventStream, JsonReply, merged
 from pagoda.serving.api.stream_events import event
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
@@ -83,7 +84,9 @@ class CompletionReply:
         count = UsageCount(self.requests, completion=not self._scores_only)
         if outlet is not None:
             outlet.event = self._plain_events(wants, count)
-        async with aclosing(merged([self.service.generate(request, outlet=outlet) for request in self.requests])) as steps:
+        async with aclosing(
+            merged([self.service.generate(request, interval=self.body.stream_interval, outlet=outlet) for request in self.requests])
+        ) as steps:
             async for place, step in steps:
                 count.add(step)
                 for delta in step.deltas:

@@ -53,6 +53,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
+    stream_interval: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
     priority: Int32 | None = 0
     cache_salt: Name | None = None
     echo: bool | None = False
@@ -75,7 +76,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     return_prompt_text: Any = None
     return_weight_versions: Any = None
     routed_experts_prompt_start: Any = None
-    stream_interval: Any = None
     # accepted and without effect, as at OpenAI's other servers
     user: Any = None
     session_id: Any = None

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagoda.hal.errors import RequestError
+from pagoda.serving.api.live_names import engine_id
 from pagoda.serving.api.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from pagoda.serving.api.openai.structured import structured_output
-from pagoda.serving.api.service import Service, engine_id
+from pagoda.serving.api.service import Service
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.frontend.processor import Encoded
@@ -104,6 +105,7 @@ def engine_request(
         raise RequestError("a prompt with images cannot be truncated; leave out truncate_prompt_tokens", param="truncate_prompt_tokens")
     try:
         params = service.processor.params_for(len(prompt), settings)
+        _check_logprobs(params, service.config.max_logprobs)
         return service.processor.request(
             prompt,
             params,
@@ -118,6 +120,12 @@ def engine_request(
         )
     except RequestError as error:
         raise renamed(error, _names_in(request)) from None
+
+
+def _check_logprobs(params: SamplingParams, most: int) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > most:
+            raise RequestError(f"{name}={getattr(params, name)} is above {most}, the limit of this server's --max-logprobs", param=name)
 
 
 def _names_in(request: GenerationRequest) -> dict[str, str]:

@@ -13,7 +13,6 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "return_token_offsets": (False,),
     "return_prompt_text": (False,),
     "return_weight_versions": (False,),
-    "stream_interval": (1,),
 }
 REFUSED = (
     "functions",
@@ -38,7 +37,6 @@ REFUSED = (
     "return_prompt_text",
     "return_weight_versions",
     "routed_experts_prompt_start",
-    "stream_interval",
 )
 WITHOUT_EFFECT = ("session_id", "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
 """Accepted: they name the client or its conversation and change no answer."""

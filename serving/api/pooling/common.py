@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from pagoda.hal.errors import RequestError
+from pagoda.serving.api.live_names import engine_id, new_id
 from pagoda.serving.api.openai.messages import chat_prompt
 from pagoda.serving.api.pooling.protocol import InputFields, PoolingFields, PoolingUsage
-from pagoda.serving.api.service import Service, engine_id, new_id
+from pagoda.serving.api.service import Service
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.pooling import PoolingParams
 from pagoda.serving.frontend.pooled import PooledPrompts

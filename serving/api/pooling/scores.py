@@ -8,6 +8,7 @@ from dataclasses import replace
 from msgspec import UNSET
 from pagoda.hal.errors import RequestError
 from pagoda.serving.api.body import BodyReader
+from pagoda.serving.api.live_names import engine_id
 from pagoda.serving.api.openai.common import request_id
 from pagoda.serving.api.pooling.common import Head, active, answers_of, open_for, prompts_of
 from pagoda.serving.api.pooling.protocol import (
@@ -21,7 +22,7 @@ from pagoda.serving.api.pooling.protocol import (
     ScoreReply,
     ScoreRequest,
 )
-from pagoda.serving.api.service import Service, engine_id
+from pagoda.serving.api.service import Service
 from pagoda.serving.api.stream import JsonReply
 from pagoda.serving.engine.pooling import PoolingParams
 from pagoda.serving.frontend.scoring import Scorer

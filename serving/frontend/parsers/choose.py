@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_file_location
 from typing import Literal
 
 from pagoda.hal.errors import ConfigError
@@ -50,21 +51,23 @@ Kind = Literal["tools", "reasoning"]
 _FLAGS: dict[Kind, str] = {"tools": "--tool-call-parser", "reasoning": "--reasoning-parser"}
 
 
-def families(kind: Kind) -> tuple[Family, ...]:
-    """Strangers' first, so that they can replace ours. Raises `ConfigError` naming the one that does not load."""
-    strangers = [_load(point) for point in sorted(entry_points(group=GROUP))]
+def families(kind: Kind, plugin: str | None = None) -> tuple[Family, ...]:
+    """Strangers' first, so that they can replace ours: those of the file, then those installed. Raises `ConfigError` naming the one that
+    does not load."""
+    found = [] if plugin is None else _of_file(plugin, kind)
+    strangers = [*found, *(_load(point) for point in sorted(entry_points(group=GROUP)))]
     return tuple(family for family in (*strangers, *BUILT_IN) if family.kind == kind)
 
 
-def choose(kind: Kind, wanted: str, template: str) -> Family | None:
-    """The family for a flag's value and a checkpoint's templates; None is no parser.
+def choose(kind: Kind, wanted: str, template: str, plugin: str | None = None) -> Family | None:
+    """The family for a flag's value and a checkpoint's templates; None is no parser. `plugin`: a Python file with further ones.
 
     `auto` goes by the template; one that shows tools in a way that none of ours claims gets plain JSON.
     Raises `ConfigError` for a name that there is not.
     """
     if wanted == "none":
         return None
-    known = families(kind)
+    known = families(kind, plugin)
     if wanted == "auto":
         found = next((family for family in known if any(sign in template for sign in family.signs)), None)
         return found or (JSON if kind == "tools" and "tools" in template else None)
@@ -73,6 +76,22 @@ def choose(kind: Kind, wanted: str, template: str) -> Family | None:
             return family
     names = ", ".join(sorted(name for family in known for name in family.names))
     raise ConfigError(f"{_FLAGS[kind]} {wanted!r} is not here; there is auto, none, {names}")
+
+
+def _of_file(path: str, kind: Kind) -> list[Family]:
+    flag = f"--{'tool' if kind == 'tools' else 'reasoning'}-parser-plugin"
+    spec = spec_from_file_location(f"pagoda_{kind}_plugin", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{flag} {path} is no Python file; give one that holds `Family` records")
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the file does
+        raise ConfigError(f"{flag} {path} failed to load: {error!r}; repair it") from error
+    found = [value for value in vars(module).values() if isinstance(value, Family) and value.kind == kind and value not in BUILT_IN]
+    if not found:
+        raise ConfigError(f"{flag} {path} holds no Family of kind {kind!r}; see pagoda.serving.frontend.parsers.events")
+    return found
 
 
 def _load(point: EntryPoint) -> Family:

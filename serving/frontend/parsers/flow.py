@@ -15,7 +15,8 @@ Script = Generator[None, None, T]
 class Flow:
     """One answer: its unread text, and the events so far.
 
-    Between `hold` and `drop` all that is read is kept, so that `release` can give it out as content when it was no call.
+    Between `hold` and `drop` all that is read is kept, so that `release` can give it out as content when it was no call. What the end of
+    an answer cuts off after its first call is none: a token limit must not show half of a mark.
     """
 
     def __init__(self, context: Context) -> None:
@@ -45,7 +46,22 @@ class Flow:
     def drop(self) -> None:
         self._held = None
 
+    def cut(self) -> None:
+        """The answer ended within calls: what is unread or held was the beginning of something that nobody shall see."""
+        self.text, self._held = "", None
+
+    def cut_in(self, mark: str, other: str = "") -> bool:
+        """Whether the answer ended within this mark, and not within one that begins alike."""
+        return self.ended and bool(self.text) and mark.startswith(self.text) and not other.startswith(self.text)
+
+    def before_cut(self, *marks: str) -> str | None:
+        """What is unread before the beginning of a mark at the end of the answer, and before the space there; None without such a one."""
+        safe = _safe(self.text, marks)
+        return self.text[:safe] if self.text[safe:].strip() else None
+
     def release(self) -> None:
+        if self.ended and self.calls and self._held is not None:
+            return self.cut()
         held, self._held = self._held, None
         self.say(Content, held or "")
 
@@ -82,6 +98,13 @@ class Flow:
         found = max((mark for mark in marks if self.text.startswith(mark)), key=len, default="")
         return self.take(len(found))
 
+    def close(self, *marks: str) -> Script[str]:
+        """`eat`, of what ends a call; the beginning of a mark is read as well where the answer is cut there."""
+        found = yield from self.eat(*marks)
+        if not found and self.ended and any(mark.startswith(self.text) for mark in marks):
+            self.cut()
+        return found
+
     def upto(self, *marks: str) -> Script[str | None]:
         """Read the text before the first mark, which stays unread; None when none comes."""
         while (at := _first(self.text, marks)) is None:
@@ -98,7 +121,7 @@ class Flow:
         while (at := _first(self.text, marks)) is None:
             self.say(kind, self.take(_safe(self.text, marks)))
             if not (yield from self.more()):
-                self.say(kind, self._tail())
+                self.say(kind, self._tail(marks))
                 return ""
         before = self.text[:at].rstrip()
         self.say(kind, self.take(len(before)))
@@ -106,9 +129,9 @@ class Flow:
         self.take(at - len(before))
         return (yield from self.eat(*marks))
 
-    def _tail(self) -> str:
+    def _tail(self, marks: Sequence[str]) -> str:
         tail = self.take(len(self.text))
-        return "" if self.calls and tail.isspace() else tail
+        return "" if self.calls and any(mark.startswith(tail.lstrip()) for mark in ("", *marks)) else tail
 
 
 def _first(text: str, marks: Sequence[str]) -> int | None:

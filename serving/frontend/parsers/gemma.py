@@ -18,13 +18,14 @@ def _script(start: str, end: str, quote: str) -> Any:
     def script(flow: Flow) -> Script[None]:
         while (yield from flow.plain(Content, start)):
             body = yield from flow.upto(end)
-            head = _CALL.match(body or "")
-            arguments = _Values(body or "", head.end(), quote).whole() if head else None
+            text = (flow.before_cut(end) or "") if body is None else body
+            head = _CALL.match(text)
+            arguments = _Values(text, head.end(), quote).whole() if head else None
             if head is None or arguments is None:
                 continue
             flow.call(head.group(1))
             flow.arguments(json.dumps(arguments, ensure_ascii=False))
-            yield from flow.eat(end)
+            flow.cut() if body is None else (yield from flow.eat(end))
 
     return script
 

@@ -16,31 +16,33 @@ _NAME = re.compile(r"[\w.:/-]+")
 
 def _script(flow: Flow) -> Script[None]:
     while (yield from flow.plain(Content, START)):
-        name = ((yield from flow.upto(KEY, END)) or "").strip()
+        found = yield from flow.upto(KEY, END)
+        name = (flow.take(len(flow.before_cut(END) or "")) if found is None else found).strip()
         if not _NAME.fullmatch(name):
             continue
         flow.call(name)
         yield from _arguments(flow, name)
         yield from flow.skip_space()
-        yield from flow.eat(END)
+        yield from flow.close(END, KEY)
 
 
 def _arguments(flow: Flow, name: str) -> Script[None]:
     schema, between = flow.context.tools.get(name, {}), "{"
+    yield from flow.skip_space()
     while (yield from flow.eat(KEY)):
         key = yield from flow.upto(KEY_END)
         yield from flow.upto(VALUE)
         yield from flow.eat(VALUE)
         text = yield from flow.upto(VALUE_END)
         if key is None or text is None:
-            return
+            return flow.cut()
         yield from flow.eat(VALUE_END)
         key = key.strip()
         value = json.dumps(typed(text, schema, key), ensure_ascii=False)
         flow.arguments(f"{between}{json.dumps(key, ensure_ascii=False)}: {value}")
         between = ", "
         yield from flow.skip_space()
-    if flow.text.startswith(END) or not flow.ended:
+    if flow.text.startswith(END) or not flow.ended or flow.cut_in(END, KEY):
         flow.arguments("{}" if between == "{" else "}")
 
 

@@ -57,7 +57,7 @@ def _calls(flow: Flow) -> Script[None]:
         flow.call(tool.group(1))
         yield from read_arguments(flow, flow.arguments)
         yield from flow.skip_space()
-        yield from flow.eat(*ENDS)
+        yield from flow.close(*ENDS)
 
 
 _NEXT = f"{END}{START}assistant"

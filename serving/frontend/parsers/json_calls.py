@@ -161,7 +161,9 @@ def marked(starts: tuple[str, ...], ends: tuple[str, ...] = ()) -> Callable[[Flo
             before = flow.calls
             yield from read_calls(flow)
             if ends and flow.calls > before:
-                yield from flow.upto(*ends, *starts)  # what stands there is a slip of the model
+                slip = yield from flow.upto(*ends, *starts)
+                if slip is None and (slip := flow.before_cut(*ends, *starts)) is not None:
+                    flow.text = slip
                 yield from flow.eat(*ends)
 
     return script

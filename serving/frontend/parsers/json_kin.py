@@ -76,7 +76,7 @@ def _apertus(flow: Flow) -> Script[None]:
             flow.arguments(json.dumps(arguments or {}, ensure_ascii=False))
         flow.drop()
         yield from flow.skip_space()
-        yield from flow.eat(SUFFIX)
+        yield from flow.close(SUFFIX)
 
 
 _KEYED = CallShape('{"', 'NAME": ', "}", f"{PREFIX}[", ", ", f"]{SUFFIX}", PREFIX, (PREFIX, SUFFIX))

@@ -31,7 +31,7 @@ def _listed(start: str, end: str) -> Callable[[Flow], Script[None]]:
             yield from flow.skip_space()
             if (yield from flow.peek()) == "[" and (yield from _calls(flow)):
                 yield from flow.skip_space()
-                yield from flow.eat(end)
+                yield from flow.close(end)
 
     return script
 

@@ -9,6 +9,9 @@ from pagoda.serving.frontend.parsers.events import CallShape, Content, Family
 from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
 from pagoda.serving.frontend.parsers.json_calls import read_arguments
 
+FENCE = "`\n "
+"""V3 writes arguments as a block of code."""
+
 
 @dataclass(frozen=True)
 class Sections:
@@ -46,8 +49,10 @@ def _call(flow: Flow, marks: Sections) -> Script[bool]:
         return False
     flow.call(name)
     yield from read_arguments(flow, flow.arguments)
-    yield from flow.upto(marks.call_end)
-    yield from flow.eat(marks.call_end)
+    if (yield from flow.upto(marks.call_end)) is None:
+        rest = flow.before_cut(marks.call_end)
+        flow.text = (flow.text if rest is None else rest).lstrip(FENCE)
+    yield from flow.close(marks.call_end)
     return True
 
 

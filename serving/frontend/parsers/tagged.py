@@ -42,7 +42,7 @@ def tagged(tags: Tags) -> Callable[[Flow], Script[None]]:
             flow.take(1)
             yield from _parameters(flow, tags, flow.context.tools.get(_plain_name(name), {}))
             yield from flow.skip_space()
-            while (yield from flow.eat(*tags.ends)):
+            while (yield from flow.close(*tags.ends)):
                 yield from flow.skip_space()
 
     return script
@@ -56,15 +56,16 @@ def _parameters(flow: Flow, tags: Tags, schema: Any) -> Script[None]:
     between = "{"
     while True:
         yield from flow.skip_space()
-        if not (mark := (yield from flow.eat(tags.parameter, tags.function_end))):
-            return
-        if mark == tags.function_end:
-            return flow.arguments("{}" if between == "{" else "}")
+        mark = yield from flow.eat(tags.parameter, tags.function_end)
+        if mark != tags.parameter:
+            if mark or flow.cut_in(tags.function_end, tags.parameter):
+                flow.arguments("{}" if between == "{" else "}")
+            return None if mark or not flow.ended else flow.cut()
         header = yield from flow.upto(">")
         flow.take(1)
         text = yield from flow.upto(tags.parameter_end)
         if header is None or text is None:
-            return
+            return flow.cut()
         flow.take(len(tags.parameter_end))
         key = _plain_name(header)
         value = json.dumps(_value(text, header, schema, key), ensure_ascii=False)
