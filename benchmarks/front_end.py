@@ -2,6 +2,7 @@
 
     python benchmarks/front_end.py                                  # Pagoda's own, with the default model's tokenizer
     python benchmarks/front_end.py --url URL --pid PID --model NAME # any OpenAI-compatible server; PID: its API process
+    python benchmarks/front_end.py --kind messages                  # streams of another kind: chat, stop, messages, responses
 
 16, 256 and 1,024 clients stream completions at once. The engine is a process of its own, as in `pagoda serve`, and gives every request a
 token a step: once at a pace that the front end can follow, an event a token (`--tokens-per-s`), and once as fast as it goes, where tokens
@@ -43,6 +44,25 @@ TEXT = "The quick brown fox jumps over the lazy dog, and a pagoda is a tower wit
 MODEL = "smollm2-135m-instruct"
 CLIENTS = (16, 256, 1024)
 UNPACED = "unpaced"
+
+
+class Kind(NamedTuple):
+    """A kind of streams: where they are asked for, how, by which field their length is told, and what ends them."""
+
+    path: str
+    body: dict[str, Any]
+    length: str = "max_tokens"
+    end: bytes = b"data: [DONE]"
+
+
+ASKED = [{"role": "user", "content": TEXT}]
+KINDS = {
+    "completions": Kind("/v1/completions", {"prompt": [100] * 16, "ignore_eos": True}),
+    "stop": Kind("/v1/completions", {"prompt": [100] * 16, "ignore_eos": True, "stop": ["no such words", "nor these"]}),
+    "chat": Kind("/v1/chat/completions", {"messages": ASKED, "ignore_eos": True}),
+    "messages": Kind("/v1/messages", {"messages": ASKED}, end=b'"type":"message_stop"'),
+    "responses": Kind("/v1/responses", {"input": TEXT, "store": False}, "max_output_tokens", b'"type":"response.incomplete"'),
+}
 
 
 class NullCore:
@@ -142,6 +162,7 @@ class Stream(asyncio.Protocol):
 
     request: bytes
     done: asyncio.Future[int]
+    end: bytes
     events: int = 0
     last: bytes = b""
 
@@ -154,7 +175,7 @@ class Stream(asyncio.Protocol):
         text = self.last + data
         self.events += text.count(b"data: {") - self.last.count(b"data: {")
         self.last = text[-40:]
-        if b"data: [DONE]" in text and not self.done.done():
+        if self.end in text and not self.done.done():
             self.done.set_result(self.events)
             self.transport.close()
 
@@ -163,16 +184,14 @@ class Stream(asyncio.Protocol):
             self.done.set_exception(RuntimeError(f"a stream ended early: {self.last!r}"))
 
 
-async def wave(url: str, pid: int, model: str, clients: int, tokens: int) -> Seen:
+async def wave(url: str, pid: int, model: str, clients: int, tokens: int, kind: str = "completions") -> Seen:
     """All clients at once, each with a stream of so many tokens."""
-    at = urlsplit(url)
-    body = json.dumps(
-        {"model": model, "prompt": [100] * 16, "max_tokens": tokens, "ignore_eos": True, "stream": True, "temperature": 0}
-    ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    at, asked = urlsplit(url), KINDS[kind]
+    body = json.dumps({"model": model, **asked.body, asked.length: tokens, "stream": True, "temperature": 0}).encode()
+    head = f"POST {asked.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     loop = asyncio.get_running_loop()
     process = psutil.Process(pid)
-    streams = [Stream(head.encode() + body, loop.create_future()) for _ in range(clients)]
+    streams = [Stream(head.encode() + body, loop.create_future(), asked.end) for _ in range(clients)]
     before, started = sum(process.cpu_times()[:2]), time.perf_counter()
     for stream in streams:
         await loop.create_connection(lambda stream=stream: stream, at.hostname, at.port)  # type: ignore[misc]
@@ -199,14 +218,14 @@ def steady(whole: Seen, half: Seen) -> float:
 
 
 def measured(options: argparse.Namespace, url: str, pid: int, model: str, name: str) -> list[dict[str, Any]]:
-    asyncio.run(wave(url, pid, model, 8, 32))
+    asyncio.run(wave(url, pid, model, 8, 32, options.kind))
     rows = []
     for clients in options.clients:
         tokens = max(8, options.tokens // clients)
-        whole = asyncio.run(wave(url, pid, model, clients, tokens))
+        whole = asyncio.run(wave(url, pid, model, clients, tokens, options.kind))
         rows.append(row(name, clients, whole))
         if name != UNPACED:
-            rows[-1]["steady_us_per_event"] = steady(whole, asyncio.run(wave(url, pid, model, clients, tokens // 2)))
+            rows[-1]["steady_us_per_event"] = steady(whole, asyncio.run(wave(url, pid, model, clients, tokens // 2, options.kind)))
         print(rows[-1], flush=True)
     return rows
 
@@ -231,6 +250,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
     parser.add_argument("--tokens", type=int, default=65_536, help="of all clients together in one wave")
     parser.add_argument("--tokens-per-s", type=float, default=5000.0)
+    parser.add_argument("--kind", choices=KINDS, default="completions")
     parser.add_argument("--output")
     parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -27,7 +27,7 @@ SHARED = _words(
     --scheduling-policy --async-scheduling --tensor-parallel-size -tp --disable-log-stats --shutdown-timeout --host --port --uds
     --api-key --ssl-keyfile --ssl-certfile --chat-template --chat-template-content-format --trust-request-chat-template
     --default-chat-template-kwargs --tool-call-parser --reasoning-parser --return-tokens-as-token-ids --enable-force-include-usage
-    --max-logprobs --stream-interval --tool-parser-plugin --reasoning-parser-plugin --enable-log-requests --max-log-len
+    --logprobs-mode --max-logprobs --stream-interval --tool-parser-plugin --reasoning-parser-plugin --enable-log-requests --max-log-len
     --disable-fastapi-docs --middleware --ssl-ciphers --ssl-ca-certs --ssl-cert-reqs --allowed-origins --allowed-methods
     --allowed-headers --allow-credentials --response-role --limit-mm-per-prompt --allowed-local-media-path --allowed-media-domains
     --uvicorn-log-level --disable-uvicorn-access-log --enable-lora --lora-modules --max-loras --max-lora-rank --max-cpu-loras

@@ -118,6 +118,18 @@ def _filter(probs: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     return kept & ((before < rows.top_p[:, None]) | (rank == 0))
 
 
+def processed_logits(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """Logits `[S, V]` whose probabilities are those that `sample` draws by: over the temperature, −inf where a filter drops a token;
+    greedy rows as they are. float32."""
+    wide = logits.float()
+    scaled = wide / rows.temperature.clamp(min=1e-5)[:, None]
+    if rows.any_filter:
+        order = logits.sort(stable=True, dim=-1, descending=True).indices
+        kept = _filter(scaled.softmax(-1).gather(-1, order), rows)
+        scaled = scaled.masked_fill(~torch.zeros_like(kept).scatter(-1, order, kept), float("-inf"))
+    return torch.where(rows.temperature[:, None] > 0, scaled, wide)
+
+
 def _inverse_cdf(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """Index where the cumulative weight passes `u` of the total; never one of zero weight."""
     total = weights.cumsum(-1, dtype=torch.float64)

@@ -13,6 +13,7 @@ from pagoda.serving.frontend.parsers.answers import AnswerFormat
 from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Content, Context, Event, Reasoning
 
 if TYPE_CHECKING:
+    from pagoda.serving.api.outlet import Outlet
     from pagoda.serving.api.service import Service, Step
 
 
@@ -154,17 +155,21 @@ class Answering:
     def blocks(self) -> list[Block]:
         return self._reader.blocks
 
-    async def changes(self, *, patient: bool = False) -> AsyncGenerator[list[Change], None]:
+    async def changes(self, *, patient: bool = False, outlet: Outlet | None = None) -> AsyncGenerator[list[Change], None]:
         """What each engine step brings, the first one even when that is nothing yet; `patient`: what several steps bring. Leaving it ends
-        the request in the engine.
+        the request in the engine. What goes through `outlet` is not yielded.
 
         Raises `DrainingError` when the server ended the request because it stops, `AbortedError` when somebody ended it.
         """
-        async with aclosing(self._service.generate(self._request, patient=patient)) as steps:
+        async with aclosing(self._service.generate(self._request, patient=patient, outlet=outlet)) as steps:
             async for step in steps:
                 yield self._read(step)
         if self.ending is None:
             raise PagodaError("the engine ended this request without saying why")
+
+    def plain(self, text: str, tokens: int) -> list[Change]:
+        """What a text of so many tokens changes, with which nothing else came."""
+        return self._reader.feed(text, tokens, False, self.count)
 
     async def whole(self) -> Ending:
         """Run to the end."""

@@ -23,6 +23,7 @@ class BodyReader:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._warned: set[str] = set()
+        self._known: dict[type[msgspec.Struct], frozenset[str]] = {}
 
     async def read(self, request: Request, kind: type[S]) -> S:
         """The body as a record. Raises `RequestError` (or a subclass) saying what is wrong where."""
@@ -58,7 +59,12 @@ class BodyReader:
         return BodyTooLargeError(f"the body has {size} bytes or more, the limit is {self._limit}; the flag is --max-request-bytes")
 
     def _warn_of_unknown(self, raw: dict[str, Any], kind: type[msgspec.Struct]) -> None:
-        for name in raw.keys() - set(kind.__struct_fields__) - self._warned:
+        known = self._known.get(kind)
+        if known is None:
+            known = self._known[kind] = frozenset(kind.__struct_fields__)
+        if raw.keys() <= known:
+            return
+        for name in raw.keys() - known - self._warned:
             if len(self._warned) < 1000:
                 self._warned.add(name)
                 log.warning("%s: the field %.100r is unknown and ignored (said once)", kind.__name__, name)

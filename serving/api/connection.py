@@ -13,16 +13,27 @@ CONNECTION = "pagoda.connection"
 
 
 class Connection:
-    """A client's connection. Attribute `writable`: it is open, and no more waits for the client than may."""
+    """A client's connection.
 
-    __slots__ = ("_write", "writable")
+    Attributes:
+        writable: it is open, and no more waits for the client than may.
+        lost: it has ended. on_lost: called when it ends.
+    """
+
+    __slots__ = ("_write", "lost", "on_lost", "writable")
 
     def __init__(self) -> None:
-        self.writable = False
+        self.writable = self.lost = False
+        self.on_lost: Callable[[], None] | None = None
         self._write: Callable[[bytes], None]
 
     def opened(self, transport: asyncio.WriteTransport) -> None:
         self._write, self.writable = transport.write, True
+
+    def end(self) -> None:
+        self.writable, self.lost = False, True
+        if self.on_lost is not None:
+            self.on_lost()
 
     def write_chunk(self, part: bytes) -> None:
         """One part of a body in chunked encoding, when `writable`."""
@@ -49,5 +60,5 @@ class StreamProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.stream_connection.writable = False
+        self.stream_connection.end()
         super().connection_lost(exc)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Iterable
+from secrets import token_hex
 
 TAIL = 12
 
 
 def new_id(prefix: str, given: str | None = None) -> str:
     """An id for a reply, made of the client's own where there is one."""
-    return f"{prefix}-{given or uuid.uuid4().hex}"
+    return f"{prefix}-{given or token_hex(16)}"
 
 
 def engine_id(reply_id: str) -> str:
     """An id that is unique in the engine even when clients repeat theirs."""
-    return f"{reply_id}-{uuid.uuid4().hex[:TAIL]}"
+    return f"{reply_id}-{token_hex(TAIL // 2)}"
 
 
 def names_of(request_id: str) -> tuple[str, str, str]:

@@ -6,7 +6,7 @@ import time
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagoda.serving.api.shared_metrics import metrics_folder
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats
@@ -88,27 +88,31 @@ def _merged_registry() -> CollectorRegistry | None:
     return registry
 
 
-class Gaps:
-    """The one histogram that every token is counted in: what it sees is put together before the library's is told of it."""
+class Lots:
+    """One histogram: what it sees is put together before the library's is told of it, in lots."""
 
-    def __init__(self, histogram: Histogram) -> None:
-        self._histogram = histogram
+    __slots__ = ("_bounds", "_histogram", "_seen")
+
+    def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
+        self._histogram, self._bounds = histogram, bounds
         self._seen: list[tuple[float, int]] = []
 
-    def add(self, seconds: float, count: int) -> None:
-        """So many tokens, each so long after the one before."""
-        self._seen.append((seconds, count))
+    def add(self, value: float, count: int = 1) -> None:
+        """The same value so many times."""
+        self._seen.append((value, count))
         if len(self._seen) >= 4096:
             self.flush()
 
     def flush(self) -> None:
+        if not self._seen:
+            return
         seen, self._seen = self._seen, []
         counts = Counts[int]()
-        for seconds, count in seen:
-            counts[bisect_left(_FAST, seconds)] += count
+        for value, count in seen:
+            counts[bisect_left(self._bounds, value)] += count
         for bucket, count in counts.items():
             self._histogram._buckets[bucket].inc(count)
-        self._histogram._sum.inc(sum(seconds * count for seconds, count in seen))
+        self._histogram._sum.inc(sum(value * count for value, count in seen))
 
 
 class Metrics:
@@ -121,10 +125,11 @@ class Metrics:
         self._scraped = _merged_registry() or self._registry
         self._scraped.register(self._engine)  # type: ignore[no-untyped-call]
         self.histograms = {
-            name: Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self._registry).labels(*self._values)
+            name: Lots(Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self._registry).labels(*self._values), buckets)
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
-        self.gaps = Gaps(self.histograms["inter_token_latency_seconds"])
+        self.gaps = self.histograms["inter_token_latency_seconds"]
+        self._ended: dict[str, Counter] = {}
         self._finished = Counter(
             "vllm:request_success", "Requests that ended, by reason.", (*LABELS, "finished_reason"), registry=self._registry
         )
@@ -139,7 +144,7 @@ class Metrics:
 
     def families(self) -> list[Metric]:
         """Everything that is told, with its help."""
-        self.gaps.flush()
+        self.flush()
         return list(self._scraped.collect())
 
     def timer(self, request: EngineRequest) -> RequestTimer:
@@ -149,16 +154,25 @@ class Metrics:
         self._rejections.inc()
 
     def finished(self, reason: str) -> None:
-        self._finished.labels(*self._values, reason).inc()
+        counter = self._ended.get(reason)
+        if counter is None:
+            counter = self._ended[reason] = self._finished.labels(*self._values, reason)
+        counter.inc()
+        if self._scraped is not self._registry:  # another process may be the one that is asked
+            self.flush()
+
+    def flush(self) -> None:
+        for lots in self.histograms.values():
+            lots.flush()
 
     def render(self, stats: EngineStats) -> bytes:
         """The text exposition with this snapshot of the engine."""
         self._engine.stats = stats
-        self.gaps.flush()
+        self.flush()
         return generate_latest(self._scraped)
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestTimer:
     """Times one request; `end` may come at any moment, as clients leave when they like."""
 
@@ -171,6 +185,7 @@ class RequestTimer:
     first: float = 0.0
     last: float = 0.0
     reason: str = "abort"
+    start: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.start = time.monotonic()
@@ -187,7 +202,7 @@ class RequestTimer:
         now = time.monotonic()
         if not self.first:
             self.first = now
-            self.metrics.histograms["time_to_first_token_seconds"].observe(now - self.start)
+            self.metrics.histograms["time_to_first_token_seconds"].add(now - self.start)
         else:
             self._observe_gaps(deltas, now - self.last)
         self.last = now
@@ -215,16 +230,15 @@ class RequestTimer:
                 self.metrics.gaps.add(gap / count, count)
 
     def end(self) -> None:
-        self.metrics.gaps.flush()
         seen = self.metrics.histograms
-        seen["e2e_request_latency_seconds"].observe(time.monotonic() - self.start)
+        seen["e2e_request_latency_seconds"].add(time.monotonic() - self.start)
         for name, seconds in self.spans.items():
-            seen[f"request_{name}_time_seconds"].observe(seconds)
-        seen["request_prompt_tokens"].observe(self.prompt_tokens)
-        seen["request_generation_tokens"].observe(self.tokens)
-        seen["request_params_n"].observe(self.n)
+            seen[f"request_{name}_time_seconds"].add(seconds)
+        seen["request_prompt_tokens"].add(self.prompt_tokens)
+        seen["request_generation_tokens"].add(self.tokens)
+        seen["request_params_n"].add(self.n)
         if self.max_tokens is not None:
-            seen["request_params_max_tokens"].observe(self.max_tokens)
+            seen["request_params_max_tokens"].add(self.max_tokens)
         if self.tokens > self.n:
-            seen["request_time_per_output_token_seconds"].observe((self.last - self.first) / (self.tokens - 1))
+            seen["request_time_per_output_token_seconds"].add((self.last - self.first) / (self.tokens - 1))
         self.metrics.finished(self.reason)

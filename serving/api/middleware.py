@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import uuid
+from secrets import token_hex
 
 from pagoda.serving.api.desk import Desk
 from pagoda.serving.api.dialects import id_headers, path_of
@@ -35,7 +35,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        request_id = given if _ID.fullmatch(given) else token_hex(16).encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
 
         async def send_with_id(message: Message) -> None:

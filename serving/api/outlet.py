@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 from pagoda.serving.api.connection import Connection
+from pagoda.serving.frontend.text_deltas import TextDelta
 
 Event = Callable[[str, Sequence[int]], bytes]
 """What a reply sends for new text and its token ids; nothing where it sends nothing."""
@@ -20,18 +21,21 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Outlet:
-    """Of a stream with one sequence. May be written to while `connection.writable` and the chain waits for the engine.
+    """Of a stream. May be written to while `connection.writable` and the chain waits for the engine.
 
     Attributes:
         connection: set when the chain has begun to write there.
-        event: set by the reply before it asks the engine.
+        event: of the only sequence; set by the reply before it asks the engine.
+        several: of several sequences, set likewise; None where there is one.
     """
 
-    __slots__ = ("connection", "event")
+    __slots__ = ("connection", "event", "several")
     event: Event
+    several: Callable[[Sequence[TextDelta]], bytes] | None
 
     def __init__(self) -> None:
         self.connection = Connection()
+        self.several = None
 
 
 def around(marked: bytes) -> Callable[[str], bytes]:

@@ -91,6 +91,7 @@ class Service:
         self._tally = tally or Tally()
         self._live: dict[str, str] = {}  # whose they are
         self._queued: dict[str, int] = {}
+        self._queued_tokens = 0
         self._late: set[str] = set()
         self._aborts: set[asyncio.Future[None]] = set()
         # mean seconds between first tokens of late, from which a full queue says when to come again
@@ -181,7 +182,7 @@ class Service:
         limit = self._end_after(request.request_id)
         text = RequestText(self.text.tokenizer, request.params, request.prompt)
         searches = bool(request.params.stop)
-        plain = short_way(text, timer, outlet) if outlet is not None and not searches else None
+        plain = short_way(text, timer, outlet) if outlet is not None else None
         try:
             patience = (1 if searches else PATIENCE) if patient else interval or self.config.stream_interval
             async with aclosing(self.client.generate(request, patience, plain)) as deltas:  # type: ignore[type-var]
@@ -206,7 +207,7 @@ class Service:
             raise
         finally:
             self._live.pop(request.request_id, None)
-            self._queued.pop(request.request_id, None)
+            self._queued_tokens -= self._queued.pop(request.request_id, 0)
             self._count()
             self._late.discard(request.request_id)
             if limit is not None:
@@ -251,7 +252,8 @@ class Service:
         task.add_done_callback(self._aborts.discard)
 
     def _started(self, request_id: str) -> None:
-        if self._queued.pop(request_id, None) is not None:
+        if (tokens := self._queued.pop(request_id, None)) is not None:
+            self._queued_tokens -= tokens
             self._count()
             now = time.monotonic()
             self._pace += 0.1 * (min(now - self._last_start, 10.0) - self._pace)
@@ -266,12 +268,15 @@ class Service:
         self.check_room(len(request.prompt))
         self._live[request.request_id] = CLIENT.get()
         self._queued[request.request_id] = len(request.prompt)
+        self._queued_tokens += len(request.prompt)
         if self.config.enable_log_requests:
             log.info(request_line(request, self.text.tokenizer, self.config.max_log_len))
         self._count()
 
     def check_room(self, tokens: int) -> None:
         """Raises `OverloadedError` when the queue cannot take one more request of so many prompt tokens, and counts it."""
+        if self.config.max_num_queued_reqs is None and self.config.max_num_queued_tokens is None:
+            return
         # an empty queue takes any request, or a large one would never be served
         for limit, asked, waiting, unit in (
             (self.config.max_num_queued_reqs, 1, self._tally.queued, "requests"),
@@ -287,7 +292,7 @@ class Service:
                 )
 
     def _count(self) -> None:
-        self._tally.write(len(self._queued), sum(self._queued.values()), len(self._live))
+        self._tally.write(len(self._queued), self._queued_tokens, len(self._live))
 
     def engine_died(self, reason: str) -> None:
         """Remember why; from here on health and every request answer 503."""
@@ -305,18 +310,37 @@ class Service:
 
 
 def short_way(text: RequestText, timer: RequestTimer, outlet: Outlet) -> Plain:
-    """What `Service.generate` does with plain tokens while its reader waits."""
+    """What `Service.generate` does with plain tokens while its reader waits. With a thousand streams each object that a token touches is
+    fetched anew, so they are few."""
+    push: Callable[[Sequence[int]], str | None] | None = None
 
-    def plain(token_ids: Sequence[int]) -> bool:
+    def plain(token_ids: Sequence[int] | RequestDelta) -> bool:
+        nonlocal push
         connection = outlet.connection
         if not connection.writable:
             return False
-        if event := outlet.event(text.push_plain(token_ids), token_ids):
+        if isinstance(token_ids, RequestDelta):
+            return _several(token_ids, text, timer, outlet)
+        if push is None:
+            push = text.push_plain
+        if (new := push(token_ids)) is None:  # its end
+            return False
+        if event := outlet.event(new, token_ids):
             connection.write_chunk(event)
         timer.plain_step(len(token_ids))
         return True
 
     return plain
+
+
+def _several(delta: RequestDelta, text: RequestText, timer: RequestTimer, outlet: Outlet) -> bool:
+    if outlet.several is None or text.searches:
+        return False
+    parts = text.push(delta)
+    if event := outlet.several(parts):
+        outlet.connection.write_chunk(event)
+    timer.step(parts)
+    return True
 
 
 def _checked(delta: RequestDelta) -> RequestDelta:

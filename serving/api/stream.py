@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from pagoda.hal.errors import PagodaError
-from pagoda.serving.api.connection import CONNECTION
+from pagoda.serving.api.connection import CONNECTION, Connection
 from pagoda.serving.api.dialects import error_event, error_response
 from pagoda.serving.api.middleware import PLAIN_SEND
 from pagoda.serving.api.outlet import Outlet
@@ -23,19 +24,36 @@ T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+async def until_disconnect(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """Await `work`; when the client goes first, cancel it and return None."""
     presence = asyncio.timeout(None)  # it runs out when the client goes
-    watch = asyncio.ensure_future(_end_with(presence, receive))
     try:
         async with presence:
-            return await work
+            with _watched(presence, scope, receive):
+                return await work
     except TimeoutError:
         if not presence.expired():
             raise
         return None
+
+
+@contextmanager
+def _watched(presence: asyncio.Timeout, scope: Scope, receive: Receive) -> Iterator[None]:
+    connection: Connection | None = scope["state"].get(CONNECTION)
+    if connection is None:
+        watch = asyncio.ensure_future(_end_with(presence, receive))
+        try:
+            yield
+        finally:
+            watch.cancel()
+        return
+    if connection.lost:
+        presence.reschedule(0)
+    connection.on_lost = partial(presence.reschedule, 0)
+    try:
+        yield
     finally:
-        watch.cancel()
+        connection.on_lost = None
 
 
 async def _end_with(presence: asyncio.Timeout, receive: Receive) -> None:
@@ -52,7 +70,7 @@ class JsonReply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            record = await until_disconnect(receive, self._work)
+            record = await until_disconnect(scope, receive, self._work)
         except Exception as error:
             log_internal(error)
             return await error_response(error, scope)(scope, receive, send)
@@ -72,7 +90,7 @@ class EventStream(Response):
         self._events, self._end, self._outlet = events, end, outlet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await until_disconnect(receive, self._pump(scope, receive, send))
+        await until_disconnect(scope, receive, self._pump(scope, receive, send))
 
     async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, write = False, scope.get(PLAIN_SEND, send)

@@ -85,7 +85,6 @@ FLAGS = (
     _value("--config-format", "auto hf"),
     _switch("--enable-prompt-embeds"),
     _value("--logits-processors"),
-    _value("--logprobs-mode", "raw_logprobs"),
     replace(_switch("--enforce-eager", "off", _GRAPHS), stands={"on": ("graphs", "none")}),
     _value("--quantization-config"),
     _value("--download-dir", "", "the hub's own cache folder is used; `pagoda pull` fills it"),

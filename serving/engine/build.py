@@ -113,7 +113,9 @@ def build_runner(config: EngineConfig, topology: Topology, target: Target | None
     limits = RunnerLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len, runner_facts.overlap)
     shelf = _shelf(config, pages, topology.rank)
     kind = Runner if facts.pooler is None else PoolingRunner
-    runner = kind(device, target.table, model, pages, runner_facts, limits, load, communicator, store, shelf, config.graphs)
+    runner = kind(
+        device, target.table, model, pages, runner_facts, limits, load, communicator, store, shelf, config.graphs, config.logprobs_mode
+    )
     runner.warm_up()
     ended = time.perf_counter()
     seconds = {"device and plan": planned - began, "weights": loaded - planned, "buffers and warm-up": ended - loaded}

@@ -18,7 +18,8 @@ class EngineClient(Protocol):
         """Submit and yield deltas until one is `finished`. Leaving the iterator early aborts the request.
 
         `patience`: so many tokens of a sequence may be kept until they come together, but for the first delta and before an end.
-        `plain`: is offered new tokens of the only sequence, with which nothing else comes, while the caller waits in the iterator.
+        `plain`: is offered new tokens, with which nothing else comes, while the caller waits in the iterator: those of the only sequence,
+            or a delta.
             Returns True when it has dealt with them; the iterator does not yield them then. It must not wait. What it raises, the
             iterator raises.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pagoda.hal.errors import ConfigError
+from pagoda.serving.engine.params import LogprobsMode
 from pagoda.serving.engine.spec.config import Speculation, speculation_of
 from pagoda.serving.engine.structured import StructuredOutputsConfig, structured_of
 from pagoda.serving.engine.transfer.config import Storage, storage_of
@@ -117,6 +118,10 @@ class EngineConfig:
         Literal["full", "piecewise", "none"],
         Flag("How steps are made replayable: whole, in pieces around attention, or not at all, which starts sooner and runs slower."),
     ] = "full"
+    logprobs_mode: Annotated[
+        LogprobsMode,
+        Flag("Logprobs of tokens are of the model's own logits, or of those after biases, penalties, temperature and filters."),
+    ] = "raw_logprobs"
     batch_invariant: Annotated[
         bool, Flag("Only kernels whose results do not depend on the batch: a request's answer is the same to the bit in any company.")
     ] = False

@@ -13,8 +13,9 @@ Piece = int | RequestDelta
 """A plain token of a request's only sequence, or a delta."""
 
 
-Plain = Callable[[Sequence[int]], bool]
-"""Takes plain tokens on their way to a reader that waits, and says whether it did; see `EngineClient.generate`. Keeps no sequence."""
+Plain = Callable[[Sequence[int] | RequestDelta], bool]
+"""Takes new tokens on their way to a reader that waits, those of a single sequence alone, and says whether it did; see
+`EngineClient.generate`. Keeps no sequence."""
 
 PATIENCE = 256
 """The most `patience` of a reader that shows nothing before the end: more at once would hold up others in its loop."""
@@ -24,13 +25,13 @@ class Mailbox:
     """Written and read in one asyncio loop, by one reader. It is woken for the first delta, for ends, and for `patience` tokens of a
     sequence. Whoever writes calls `settle` when there is no more for the moment."""
 
-    __slots__ = ("_enough", "_error", "_pieces", "_plain", "_reader", "_request_id", "_rich", "_urgent", "add_token")
+    __slots__ = ("_deltas", "_enough", "_error", "_pieces", "_plain", "_reader", "_request_id", "_rich", "_urgent", "add_token")
 
     def __init__(self, request_id: str, patience: int = 1, plain: Plain | None = None) -> None:
         self._request_id = request_id
         self._enough = patience
         self._plain = plain
-        self._rich = False  # more than plain tokens are there
+        self._deltas = self._rich = False  # not tokens alone, or more than new tokens are there
         self._urgent = True
         self._pieces: list[Piece] = []
         self.add_token: Callable[[int], None] = self._pieces.append
@@ -39,6 +40,9 @@ class Mailbox:
 
     def add(self, delta: RequestDelta) -> None:
         self._pieces.append(delta)
+        self._deltas = True
+        if _only_tokens(delta):
+            return
         self._rich = True
         self._urgent = self._urgent or delta.finished or any(part.finish_reason is not None for part in delta.sequences)
 
@@ -48,14 +52,17 @@ class Mailbox:
         if reader is None or reader.done() or not self._due():
             return
         try:
-            taken = self._plain is not None and not self._rich and self._plain(self._pieces)  # type: ignore[arg-type]
+            taken = self._plain is not None and not self._rich and self._plain(self._offered())
         except Exception as error:  # the reader raises it: other streams go on
             self._error, taken = error, False
         if taken:
             self._pieces.clear()
-            self._urgent = False
+            self._deltas = self._urgent = False
         else:
             self._wake(reader)
+
+    def _offered(self) -> Sequence[int] | RequestDelta:
+        return merge(self._request_id, self._pieces) if self._deltas else self._pieces  # type: ignore[return-value]
 
     def _due(self) -> bool:
         return len(self._pieces) >= self._enough or (self._urgent and bool(self._pieces))
@@ -78,13 +85,27 @@ class Mailbox:
             raise self._error
         delta = merge(self._request_id, self._pieces)
         self._pieces.clear()
-        self._rich = self._urgent = False
+        self._deltas = self._rich = self._urgent = False
         return delta
 
     @staticmethod
     def _wake(reader: asyncio.Future[None]) -> None:
         if not reader.done():
             reader.set_result(None)
+
+
+def _only_tokens(delta: RequestDelta) -> bool:
+    """Whether it says nothing but which tokens its sequences have more."""
+    if (
+        delta.finished
+        or delta.cached_tokens
+        or delta.prompt_logprobs is not None
+        or delta.error
+        or delta.pooled is not None
+        or delta.queued
+    ):
+        return False
+    return all(part.finish_reason is None and part.logprobs is None for part in delta.sequences)
 
 
 def merge(request_id: str, pieces: Sequence[Piece]) -> RequestDelta:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.structured import StructuredOutputsParams
 
 MAX_LOGPROBS = 64
 MAX_N = 256
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+"""Of the model's own logits, or of those that tokens are drawn by: after masks, biases, penalties, temperature and filters."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "bad_words_token_ids"):
-            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+            value = getattr(self, name)
+            if type(value) is not tuple or any(isinstance(item, list) for item in value):
+                object.__setattr__(self, name, _as_tuple(value))
         if isinstance(self.structured_outputs, Mapping):
             object.__setattr__(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
         if self.top_k == -1:

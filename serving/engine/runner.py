@@ -28,7 +28,7 @@ from pagoda.serving.engine.graph_mode import GraphMode
 from pagoda.serving.engine.layout import HEADER_WORDS
 from pagoda.serving.engine.leftovers import Leftovers
 from pagoda.serving.engine.pages import Pages
-from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.engine.params import LogprobsMode, SamplingParams
 from pagoda.serving.engine.plan import Admission, PageCopies, RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.rare_columns import EDIT_BUCKETS
 from pagoda.serving.engine.results import Pending, PromptLogprobs, ResultCopier
@@ -85,7 +85,7 @@ class Runner:
         communicator: of the ranks, left when the runner is closed.
         adapters: this rank's, or None where they are not enabled.
         shelf: makes this rank's part of a store of pages, on the stream of its steps.
-        graphs: what is captured of a step.
+        graphs: what is captured of a step. logprobs: see `Sampler`.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class Runner:
         adapters: AdapterStore | None = None,
         shelf: Callable[[Stream], Shelf] | None = None,
         graphs: GraphMode = "full",
+        logprobs: LogprobsMode = "raw_logprobs",
     ) -> None:
         self.device, self.pages, self.limits = device, pages, limits
         self._reload, self._communicator, self._adapters = reload, communicator, adapters
@@ -108,7 +109,7 @@ class Runner:
         self._shelf = shelf(self._stream) if shelf is not None else None
         vocab, rows = model.facts.vocab_size, limits.max_num_seqs
         self._slots = SamplingSlots(rows, vocab)
-        self._sampler = Sampler(device, table, vocab, rows)
+        self._sampler = Sampler(device, table, vocab, rows, logprobs)
         self._forward = Forward(device, model, self._sampler, rows)
         self._captured = CapturedSteps(device, self._forward, pages, rows, limits.max_model_len, communicator, graphs)
         size = _step_bytes(pages, limits) + (_whole_bytes(rows, vocab) if device.graphs.policy.static_shapes else 0)

@@ -1,4 +1,5 @@
-"""From logits to tokens on the device: masks and edits, then penalties, then one draw a row; logprobs are of the raw logits."""
+"""From logits to tokens on the device: masks and edits, then penalties, then one draw a row; logprobs are of the raw logits, or of those
+that are drawn by."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ import torch
 from pagoda.hal.device import Device
 from pagoda.hal.memory import MemoryKind
 from pagoda.hal.table import KernelTable
-from pagoda.ops.sampling import SamplingFacts, SamplingRows
+from pagoda.ops.sampling import SamplingFacts, SamplingRows, processed_logits
 from pagoda.serving.engine.batch import StepBatch
+from pagoda.serving.engine.params import LogprobsMode
 from pagoda.serving.engine.plan import Admission
 from pagoda.serving.engine.settings import Use
 
@@ -50,10 +52,11 @@ class Sampler:
         device: where logits lie.
         table: resolves `OPS` for `vocab` float32 logits.
         slots: number of slots.
+        logprobs: of which logits they are.
     """
 
-    def __init__(self, device: Device, table: KernelTable, vocab: int, slots: int) -> None:
-        self._table, self._vocab = table, vocab
+    def __init__(self, device: Device, table: KernelTable, vocab: int, slots: int, logprobs: LogprobsMode = "raw_logprobs") -> None:
+        self._table, self._vocab, self._mode = table, vocab, logprobs
         self._kinds: dict[tuple[str, torch.dtype], Callable[..., Any]] = {}
         self._penalize, self._top_logprobs = (self._kernel(op, torch.float32) for op in ("penalize", "top_logprobs"))
         self._counts = TokenCounts(device, vocab, slots)
@@ -70,31 +73,26 @@ class Sampler:
 
     def __call__(self, logits: torch.Tensor, batch: StepBatch) -> Sampled:
         """logits `[S, V]` → a token a row; masks may have been laid over them."""
-        tokens, bad = self.draw(self._edited(logits, batch), batch)
+        edited = self._edited(logits, batch)
+        tokens, bad = self.draw(edited, batch)
         if batch.use & Use.PENALTY:
             rows = batch.views["penalty_rows"]
             self._counts.add(self._penalty_slots(batch), tokens[rows], _accepted(tokens, batch)[rows])
         logprobs = None
         if batch.use & Use.LOGPROBS:
             rows = batch.views["logprob_rows"]
-            logprobs = self.logprobs(logits[rows], tokens[rows], batch.top_logprobs)
+            source = logits[rows] if self._mode == "raw_logprobs" else self._processed(edited, rows, batch)
+            logprobs = self.logprobs(source, tokens[rows], batch.top_logprobs)
         return Sampled(tokens, bad, logprobs)
 
     def draw(self, logits: torch.Tensor, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """One token a row, and whether the row holds NaN; nothing here depends on how many rows want what, so that it can be captured."""
         if not batch.use & Use.RANDOM:
             return self._kernel("sample", logits.dtype)(logits, _GREEDY)
-        views = batch.views
-        rows = SamplingRows(
-            temperature=views["temperature"],
-            top_k=views["top_k"],
-            top_p=views["top_p"],
-            min_p=views["min_p"],
-            seed=views["seed"],
-            position=views["draws"],
-            any_filter=bool(batch.use & Use.FILTER),
-        )
-        return self._kernel("sample", logits.dtype)(logits, rows)
+        return self._kernel("sample", logits.dtype)(logits, _settings(batch))
+
+    def _processed(self, edited: torch.Tensor, rows: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        return processed_logits(edited[rows], _settings(batch, rows)) if batch.use & Use.RANDOM else edited[rows]
 
     def _kernel(self, op: str, dtype: torch.dtype) -> Callable[..., Any]:
         if (op, dtype) not in self._kinds:
@@ -103,7 +101,7 @@ class Sampler:
         return self._kinds[op, dtype]
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, k: int) -> Logprobs:
-        """Of `tokens` `[N]` under raw `logits` `[N, V]`."""
+        """Of `tokens` `[N]` under `logits` `[N, V]`."""
         return Logprobs(*self._top_logprobs(logits.float(), tokens, k))
 
     def _edited(self, logits: torch.Tensor, batch: StepBatch) -> torch.Tensor:
@@ -212,6 +210,13 @@ class TokenCounts:
             prompt[: self._used].copy_(self._prompt)
             counts[: self._used].copy_(self._counts)
         self._prompt, self._counts = prompt, counts
+
+
+def _settings(batch: StepBatch, rows: torch.Tensor | None = None) -> SamplingRows:
+    """Of all samples, or of some."""
+    names = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "seed", "position": "draws"}
+    views = {name: batch.views[view] if rows is None else batch.views[view][rows] for name, view in names.items()}
+    return SamplingRows(**views, any_filter=bool(batch.use & Use.FILTER))
 
 
 def _greedy_rows() -> SamplingRows:

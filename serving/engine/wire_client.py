@@ -53,6 +53,7 @@ class WireClient:
         for socket in (self._requests, self._answers):
             socket.set_hwm(0)  # nothing is dropped, no send waits: the scheduler bounds what is under way
         self._answers.bind(self.answers_address)
+        self._outgoing: list[bytes] = []
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
 
@@ -86,6 +87,7 @@ class WireClient:
         self.fail(EngineDeadError("the engine was closed"))
         if not self._answers.closed:
             self._loop.remove_reader(self._answers.fileno())
+        self._flush()
         self._requests.close(linger=0)
         self._answers.close(linger=0)
         self._context.term()
@@ -98,7 +100,15 @@ class WireClient:
             text = encode(message)
         except (OverflowError, UnicodeEncodeError, RecursionError) as error:
             raise RequestError(f"the request cannot be handed to the engine: {error}") from None
-        self._requests.send(text, zmq.NOBLOCK)
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(text)
+
+    def _flush(self) -> None:
+        """All that one turn of the loop has to say, at once: each sending wakes a thread. The engine reads message by message."""
+        outgoing, self._outgoing = self._outgoing, []
+        if outgoing and not self._requests.closed:
+            self._requests.send_multipart(outgoing, zmq.NOBLOCK)
 
     def fail(self, error: EngineDeadError) -> None:
         """The engine has ended: whoever waits is told, and whoever comes."""

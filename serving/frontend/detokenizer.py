@@ -94,6 +94,8 @@ class BytePieces:
 
 
 class _ByteStream:
+    __slots__ = ("_pieces", "_skipped", "_texts", "_utf8", "_whole")
+
     def __init__(self, pieces: BytePieces, skipped: frozenset[int]) -> None:
         self._pieces = pieces
         self._texts = pieces.texts

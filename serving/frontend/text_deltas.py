@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pagoda.serving.engine.messages import FinishReason, RequestDelta, SequenceDelta, TokenLogprobs
@@ -33,6 +33,8 @@ class TextDelta(NamedTuple):
 class SequenceText:
     """The text side of one sequence."""
 
+    __slots__ = ("_detokenizer", "_params", "_stops", "_tokens", "detokenize", "ending", "finished")
+
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt: Sequence[int] = ()) -> None:
         self._detokenizer = tokenizer.detokenizer(
             skip_special_tokens=params.skip_special_tokens,
@@ -44,6 +46,15 @@ class SequenceText:
         self.detokenize = self._detokenizer.push if params.detokenize else _no_text
         self._tokens = 0
         self.finished = False
+        self.ending: TextDelta | None = None
+
+    def plain(self, token_ids: Sequence[int]) -> str | None:
+        """Text of tokens with which nothing else comes. None: a stop string ended it, and `ending` says how, to whoever is told next."""
+        delta = self.push(SequenceDelta(0, tuple(token_ids)))
+        if not self.finished:
+            return delta.text
+        self.ending = delta
+        return None
 
     def push(self, delta: SequenceDelta) -> TextDelta:
         """Text of these tokens; a stop string ends the sequence here whatever the engine thinks."""
@@ -99,6 +110,8 @@ def _no_text(token_ids: Sequence[int]) -> str:
 class RequestText:
     """The text side of one request: a `SequenceText` for each sequence, made when it first appears."""
 
+    __slots__ = ("_open", "_params", "_prompt", "_sequences", "_stopped", "_tokenizer")
+
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt: Sequence[int] = ()) -> None:
         self._tokenizer, self._params, self._prompt = tokenizer, params, prompt
         self._sequences: dict[int, SequenceText] = {}
@@ -112,16 +125,26 @@ class RequestText:
             sequence = self._sequences.get(part.index)
             if sequence is None:
                 sequence = self._sequences[part.index] = SequenceText(self._tokenizer, self._params, self._prompt)
-            if not sequence.finished:
-                out.append(sequence.push(part))
-                self._open -= sequence.finished
-                if sequence.finished and part.finish_reason is None:
-                    self._stopped.append(part.index)
+            if sequence.finished and sequence.ending is None:
+                continue
+            told, sequence.ending = sequence.ending or sequence.push(part), None
+            out.append(told)
+            self._open -= sequence.finished
+            if sequence.finished and part.finish_reason is None:
+                self._stopped.append(part.index)
         return out
 
-    def push_plain(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens with which nothing else comes, of a request with one sequence, which has begun, and no stop strings."""
-        return self._sequences[0].detokenize(token_ids)
+    @property
+    def push_plain(self) -> Callable[[Sequence[int]], str | None]:
+        """Makes text of tokens with which nothing else comes, of a request with one sequence, which has begun. None: a stop string is in
+        it; `push` of the same tokens tells the end."""
+        sequence = self._sequences[0]
+        return sequence.plain if self._params.stop else sequence.detokenize
+
+    @property
+    def searches(self) -> bool:
+        """Whether stop strings are looked for."""
+        return bool(self._params.stop)
 
     def take_stopped(self) -> list[int]:
         """Sequences that a stop string ended since the last call, which the engine does not know of: for its `abort`."""

@@ -146,7 +146,7 @@ class ToyEngine:
                 finished = finished or last
                 self._count(len(request.prompt) if step == 0 else 0, sum(len(part.token_ids) for part in sequences))
                 first = {"cached_tokens": 3, "prompt_logprobs": _prompt_logprobs(request), "queued": 0.005} if step == 0 else {}
-                if plain is not None and step and _is_plain(sequences) and plain(sequences[0].token_ids):
+                if plain is not None and step and _is_plain(sequences) and plain(_offered(request, sequences)):
                     continue
                 yield RequestDelta(request.request_id, sequences, finished=last, **first)
                 if last:
@@ -196,7 +196,11 @@ class ToyEngine:
 
 
 def _is_plain(sequences: tuple[SequenceDelta, ...]) -> bool:
-    return all(part == SequenceDelta(0, part.token_ids) for part in sequences)
+    return all(part == SequenceDelta(part.index, part.token_ids) for part in sequences)
+
+
+def _offered(request: EngineRequest, sequences: tuple[SequenceDelta, ...]) -> Sequence[int] | RequestDelta:
+    return sequences[0].token_ids if request.params.n == 1 else RequestDelta(request.request_id, sequences)
 
 
 def _answer(request: EngineRequest, sequence: int) -> tuple[list[int], FinishReason]:

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagoda.serving.api.anthropic.protocol import CountRequest, ToolChoice, Turn
 from pagoda.serving.api.anthropic.translate import chat_request
+from pagoda.serving.api.errors import DrainingError
 from pagoda.serving.engine.messages import FinishReason
 from pagoda.serving.frontend.text import TextFrontend
 from scripted import Scripted, text_side
@@ -267,19 +268,20 @@ def error_of(response: httpx.Response, status: int, kind: str) -> str:
     return record["error"]["message"]
 
 
-async def test_a_server_that_ends_is_overloaded() -> None:
+async def test_a_server_that_ends_is_overloaded_and_an_abort_is_told() -> None:
     async with client(Scripted("x" * 50, reason=FinishReason.ABORT)) as (messages, toy):
         with pytest.raises(anthropic.APIStatusError) as cut:
             async with messages.stream(model="toy", max_tokens=9, messages=USER) as stream:
                 await stream.get_final_message()
         toy.service.draining = True
+        assert isinstance(toy.service.ended_early(), DrainingError)
         with pytest.raises(anthropic.APIStatusError) as closed:
             await ask(messages)
         toy.service.draining = False
         toy.engine.dead = "gone"
         with pytest.raises(anthropic.InternalServerError) as dead:
             await ask(messages)
-    assert cut.value.body["error"]["type"] == "overloaded_error"
+    assert cut.value.body["error"] == {"type": "api_error", "message": "the request was ended by its id"}
     assert (closed.value.status_code, closed.value.body["error"]["type"]) == (529, "overloaded_error")
     assert dead.value.body["error"]["type"] == "api_error"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -32,7 +33,7 @@ class Watched(ToyEngine):
         self.taken = self.refused = 0
 
     async def generate(self, request: EngineRequest, patience: int = 1, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
-        def offered(token_ids: Sequence[int]) -> bool:
+        def offered(token_ids: Sequence[int] | RequestDelta) -> bool:
             assert plain is not None
             took = plain(token_ids)
             self.taken += took
@@ -57,7 +58,15 @@ async def asked(path: str, short: bool, fields: dict[str, Any], burst: int = 1) 
 
 USAGE = {"stream_options": {"include_usage": True}}
 ALL_USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-SHORT = [{}, USAGE, ALL_USAGE, {"return_token_ids": True}, {"ignore_eos": True, "skip_special_tokens": False}]
+SHORT = [
+    {},
+    USAGE,
+    ALL_USAGE,
+    {"return_token_ids": True},
+    {"ignore_eos": True, "skip_special_tokens": False},
+    {"stop": "zz"},
+    {"stop": ["zz", "héx"]},
+]
 
 
 @pytest.mark.parametrize("fields", SHORT, ids=str)
@@ -70,10 +79,47 @@ async def test_both_ways_say_the_same(path: str, burst: int, fields: dict[str, A
     assert engine.taken >= 8 and not engine.refused
 
 
-LONG = [{"stop": "zz"}, {"n": 2}, {"logprobs": 1}]
+@pytest.mark.parametrize("fields", [{"n": 3}, {"n": 2, **ALL_USAGE}, {"n": 2, "return_token_ids": True}], ids=str)
+@pytest.mark.parametrize("burst", [1, 3])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_several_sequences_go_it_together(path: str, burst: int, fields: dict[str, Any]) -> None:
+    short, engine = await asked(path, True, dict(fields), burst)
+    long, _ = await asked(path, False, dict(fields), burst)
+    assert short == long
+    assert engine.taken >= 8 and engine.refused <= 1
 
 
-@pytest.mark.parametrize("fields", LONG, ids=str)
+@pytest.mark.parametrize("stop", ["lo", "\n日", "👍🏽 <", "d"])
+@pytest.mark.parametrize("include", [False, True])
+async def test_a_stop_string_ends_the_short_way(stop: str, include: bool) -> None:
+    fields = {"stop": stop, "include_stop_str_in_output": include, **USAGE}
+    short, engine = await asked("/v1/chat/completions", True, dict(fields))
+    long, _ = await asked("/v1/chat/completions", False, dict(fields))
+    assert short == long and engine.taken and engine.refused == 1 and not engine.live
+    assert [one["choices"][0]["stop_reason"] for one in short if one["choices"] and one["choices"][0]["finish_reason"]] == [stop]
+
+
+@pytest.mark.parametrize("parsed", [False, True])
+@pytest.mark.parametrize("stop", [None, "end"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_other_protocols_go_it_too(path: str, stop: str | None, parsed: bool) -> None:
+    async def told(short: bool) -> tuple[str, Watched]:
+        engine = Watched(short)
+        body: dict[str, Any] = {"model": "toy", "stream": True}
+        if path == "/v1/messages":
+            body |= {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 40, "stop_sequences": [stop] if stop else []}
+        else:
+            body |= {"input": TEXT, "max_output_tokens": 40, "store": False} | ({"stop": stop} if stop else {})
+        async with toy_server(engine, text=text_side() if parsed else None) as toy:
+            reply = await toy.http.post(path, json=body)
+            assert reply.status_code == 200, reply.text
+        return re.sub(r"[0-9a-f]{24,}|(?<=_at\":)\d+", "X", reply.text), engine
+
+    (short, engine), (long, _) = await told(True), await told(False)
+    assert short == long and engine.taken >= 8
+
+
+@pytest.mark.parametrize("fields", [{"n": 2, "stop": "zz"}, {"logprobs": 1}], ids=str)
 async def test_what_needs_more_than_text_takes_the_long_way(fields: dict[str, Any]) -> None:
     short, engine = await asked("/v1/completions", True, dict(fields))
     long, _ = await asked("/v1/completions", False, dict(fields))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from pagoda.serving.api.anthropic.translate import chat_request
 from pagoda.serving.api.blocks import Answering, Block, BlockReader, Change, Closed, Grown, Opened
 from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.openai.prepare import chat_engine_request, question
+from pagoda.serving.api.outlet import Outlet
 from pagoda.serving.api.scale_out import rendered_chat
 from pagoda.serving.api.service import Service
 from pagoda.serving.api.stream import EventStream, JsonReply
@@ -58,7 +59,10 @@ class Messages:
         reader = BlockReader(asked.answers, asked.context, reasoning=shown, parallel=chat.parallel_tool_calls is not False)
         hidden = thinking is not None and thinking.display == "omitted"
         reply = MessageReply(reply_id, model, Answering(self._service, engine, reader), clipped, hidden)
-        return EventStream(reply.stream(), b"") if body.stream else JsonReply(reply.whole())
+        if not body.stream:
+            return JsonReply(reply.whole())
+        outlet = Outlet()
+        return EventStream(reply.stream(outlet), b"", outlet)
 
     async def render(self, request: Request) -> Response:
         _check_version(request)
@@ -102,9 +106,9 @@ class MessageReply:
         message.stop_reason, message.stop_sequence = reason, sequence
         return message
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        started = False
-        async with aclosing(self.answering.changes()) as steps:
+    async def stream(self, outlet: Outlet) -> AsyncGenerator[bytes, None]:
+        started, outlet.event = False, self._plain_events
+        async with aclosing(self.answering.changes(outlet=outlet)) as steps:
             async for changes in steps:
                 events = [] if started else [*self._opening()]
                 started = True
@@ -112,6 +116,10 @@ class MessageReply:
                 if events:
                     yield b"".join(_encoded(event) for event in events)
         yield b"".join(_encoded(event) for event in self._ending())
+
+    def _plain_events(self, text: str, token_ids: Sequence[int]) -> bytes:
+        changes = self.answering.plain(text, len(token_ids))
+        return b"".join(_encoded(event) for change in changes for event in self._events(change))
 
     def _message(self, content: list[dict[str, Any]]) -> Message:
         return Message(id=self.reply_id, model=self.model, content=content, usage=usage_of(self.answering.count))

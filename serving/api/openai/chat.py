@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from msgspec import UNSET
@@ -51,7 +52,7 @@ class Chat:
         reply = ChatReply(self._service, body, model, reply_id, engine, names, asked.answers, asked.context)
         if not body.stream:
             return JsonReply(reply.whole())
-        outlet = Outlet() if engine.params.n == 1 else None
+        outlet = Outlet()
         return EventStream(reply.stream(usage, outlet), outlet=outlet)
 
 
@@ -86,6 +87,7 @@ class ChatReply:
         count = UsageCount([self.request])
         if outlet is not None:
             outlet.event = self._plain_events(wants, count)
+            outlet.several = partial(self._several, wants, count) if self.request.params.n > 1 else None
         asked = self.service.generate(self.request, interval=self.body.stream_interval, outlet=outlet)
         async with aclosing(asked) as steps:
             async for step in steps:
@@ -109,6 +111,11 @@ class ChatReply:
             return b"".join(map(event, self._chunks(TextDelta(0, text, tuple(token_ids)), usage)))
 
         return events
+
+    def _several(self, wants: StreamUsage, count: UsageCount, deltas: Sequence[TextDelta]) -> bytes:
+        count.add_plain(sum(len(delta.token_ids) for delta in deltas))
+        usage: Any = count.usage() if wants.continuous else UNSET
+        return b"".join(event(chunk) for delta in deltas for chunk in self._chunks(delta, usage))
 
     def _choice(self, answer: Answer) -> ChatChoice:
         parts = self._new_parts()

@@ -80,6 +80,8 @@ async def collect(service: Service, requests: Sequence[EngineRequest]) -> list[A
 class UsageCount:
     """Usage of a reply, kept while it streams; without `completion`, of a prompt that is only scored."""
 
+    __slots__ = ("_cached", "_completion", "_counts", "_prompt")
+
     def __init__(self, requests: Sequence[EngineRequest], *, completion: bool = True) -> None:
         self._counts = completion
         self._prompt = sum(len(request.prompt) for request in requests)

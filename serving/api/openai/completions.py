@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from msgspec import UNSET
@@ -49,7 +50,7 @@ class Completions:
         reply = CompletionReply(self._service, body, model, reply_id, requests, names)
         if not body.stream:
             return JsonReply(reply.whole())
-        outlet = Outlet() if len(requests) == 1 and requests[0].params.n == 1 else None
+        outlet = Outlet() if len(requests) == 1 else None
         return EventStream(reply.stream(usage, outlet), outlet=outlet)
 
 
@@ -84,14 +85,18 @@ class CompletionReply:
         count = UsageCount(self.requests, completion=not self._scores_only)
         if outlet is not None:
             outlet.event = self._plain_events(wants, count)
-        async with aclosing(
-            merged([self.service.generate(request, interval=self.body.stream_interval, outlet=outlet) for request in self.requests])
-        ) as steps:
-            async for place, step in steps:
-                count.add(step)
-                for delta in step.deltas:
-                    if chunk := self._chunk(place, step, delta, count.usage() if wants.continuous else UNSET):
-                        yield chunk
+            outlet.several = partial(self._several, wants, count) if self.requests[0].params.n > 1 else None
+        asked = [self.service.generate(request, interval=self.body.stream_interval, outlet=outlet) for request in self.requests]
+        if len(asked) == 1:  # what most are; a generator less in their way
+            async with aclosing(asked[0]) as only:
+                async for step in only:
+                    if events := self._events(0, step, wants, count):
+                        yield events
+        else:
+            async with aclosing(merged(asked)) as steps:
+                async for place, step in steps:
+                    if events := self._events(place, step, wants, count):
+                        yield events
         if wants.final:
             yield event(self._reply([], count.usage()))
 
@@ -107,6 +112,14 @@ class CompletionReply:
             return self._chunk(0, Step([delta]), delta, count.usage() if wants.continuous else UNSET)
 
         return events
+
+    def _several(self, wants: StreamUsage, count: UsageCount, deltas: Sequence[TextDelta]) -> bytes:
+        return self._events(0, Step([*deltas]), wants, count)
+
+    def _events(self, place: int, step: Step, wants: StreamUsage, count: UsageCount) -> bytes:
+        count.add(step)
+        usage: Any = count.usage() if wants.continuous else UNSET
+        return b"".join(self._chunk(place, step, delta, usage) for delta in step.deltas)
 
     def _chunk(self, place: int, step: Step, delta: TextDelta, usage: Any) -> bytes:
         choice = self._chunk_choice(place, step, delta)

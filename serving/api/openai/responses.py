@@ -21,6 +21,7 @@ from pagoda.serving.api.openai.responses_run import ResponseRun
 from pagoda.serving.api.openai.responses_store import Stored
 from pagoda.serving.api.openai.responses_translate import NAMES, chat_request
 from pagoda.serving.api.openai.sampling import renamed
+from pagoda.serving.api.outlet import Outlet
 from pagoda.serving.api.scale_out import rendered_chat
 from pagoda.serving.api.service import Service
 from pagoda.serving.api.stream import EventStream, JsonReply
@@ -58,7 +59,10 @@ class Responses:
             return _json(await self._start(run, stored))
         if keep:
             run.on_end = partial(self._desk.keep, stored)
-        return EventStream(run.stream(), b"") if body.stream else JsonReply(run.whole())
+        if not body.stream:
+            return JsonReply(run.whole())
+        outlet = Outlet()
+        return EventStream(run.stream(outlet), b"", outlet)
 
     async def render(self, request: Request) -> Response:
         body = await self._bodies.read(request, ResponseRequest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from pagoda.serving.api.openai.responses_replies import (
     part_of,
     usage_of,
 )
+from pagoda.serving.api.outlet import Outlet
 from pagoda.serving.api.stream import log_internal
 from pagoda.serving.api.stream_events import named_event
 
@@ -48,11 +49,11 @@ class ResponseRun:
         await self.on_end()
         return self.record
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
+    async def stream(self, outlet: Outlet) -> AsyncGenerator[bytes, None]:
         """Encoded events. An error before the first one is raised, a later one is told as the last event."""
-        begun = False
+        begun, outlet.event = False, self._plain_events
         try:
-            async with aclosing(self.answering.changes()) as steps:
+            async with aclosing(self.answering.changes(outlet=outlet)) as steps:
                 async for changes in steps:
                     events = [] if begun else [*self._opening()]
                     begun = True
@@ -67,6 +68,10 @@ class ResponseRun:
             self._complete()
         await self.on_end()
         yield self._encoded({"type": f"response.{self.record.status}", "response": self.record})
+
+    def _plain_events(self, text: str, token_ids: Sequence[int]) -> bytes:
+        changes = self.answering.plain(text, len(token_ids))
+        return b"".join(self._encoded(event) for change in changes for event in self._events(change))
 
     async def in_background(self) -> None:
         """Run to the end, whatever that is; cancelling it is one of them."""
