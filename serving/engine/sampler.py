@@ -215,7 +215,7 @@ class TokenCounts:
 def _settings(batch: StepBatch, rows: torch.Tensor | None = None) -> SamplingRows:
     """Of all samples, or of some."""
     names = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "seed", "position": "draws"}
-    views = {name: batch.views[view] if rows is None else batch.views[view][rows] for name, view in names.items()}
+    views: dict[str, Any] = {name: batch.views[view] if rows is None else batch.views[view][rows] for name, view in names.items()}
     return SamplingRows(**views, any_filter=bool(batch.use & Use.FILTER))
 
 

@@ -105,10 +105,19 @@ BASES: dict[str, list[Body]] = {
         {"token_ids": [5, 6], "sampling_params": {"max_tokens": 4, "logprobs": 1}},
         {"token_ids": [5], "sampling_params": {"max_tokens": 4, "structured_outputs": {"json": SCHEMA}}, "stream": True},
     ],
+    "/inference/v1/abort_requests": [{"request_ids": ["cmpl-x", "y"]}],
     "/v1/completions/render": [{"prompt": ["a", "b"], "max_tokens": 4, "structured_outputs": {"json": SCHEMA}}],
     "/v1/chat/completions/render": [{"messages": PARTS, "tools": [TOOL], "max_tokens": 4}],
 }
-ALIASES = {"/v1/score": "/score", "/v1/rerank": "/rerank", "/v2/rerank": "/rerank"}
+ALIASES = {
+    "/v1/score": "/score",
+    "/v1/rerank": "/rerank",
+    "/v2/rerank": "/rerank",
+    "/v1/responses/render": "/v1/responses",
+    "/v1/messages/render": "/v1/messages",
+}
+ENDS_ALL = "/abort_requests"
+"""Without ids it ends the requests beside the hostile ones too."""
 SURROGATE, HUGE = "\ud800", 10**30
 DEEP: Any = []
 for _ in range(60):
@@ -328,7 +337,7 @@ GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/m
 
 def endpoints() -> list[Operation]:
     """Those that read a JSON body."""
-    return [one for one in OPERATIONS if one.asks is not None and one.sent_as != FORM]
+    return [one for one in OPERATIONS if one.asks is not None and one.sent_as != FORM and one.path != ENDS_ALL]
 
 
 def bases_of(path: str) -> list[Body]:
