@@ -32,7 +32,7 @@ SHARED = _words(
     --allowed-headers --allow-credentials --response-role --limit-mm-per-prompt --allowed-local-media-path --allowed-media-domains
     --uvicorn-log-level --disable-uvicorn-access-log --enable-lora --lora-modules --max-loras --max-lora-rank --max-cpu-loras
     --runner --convert --pooler-config --use-tqdm-on-load --model-impl
-    --root-path --config --grpc-port --speculative-config -sc --kv-offloading-size --kv-transfer-config
+    --root-path --config --grpc-port --speculative-config -sc --spec-method --spec-tokens --kv-offloading-size --kv-transfer-config
     """
 )
 """Flags of the peer that have been options here from the start; the others are in `serving/cli/compat.py`."""

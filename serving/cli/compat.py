@@ -149,7 +149,7 @@ FLAGS = (
     _switch("--fully-sharded-loras"),
     _value("--default-mm-loras"),
     _switch("--enable-mixed-moe-lora-format --enable-moe-shared-loras"),
-    _value("--speculative-config -sc --spec-method --spec-model --spec-tokens"),
+    _value("--spec-model", "", "drafts come from the text (`ngram`) or from the checkpoint's own layer (`mtp`): --spec-method"),
     _value("--structured-outputs-config"),
     _value("--reasoning-config"),
     # media

@@ -96,6 +96,8 @@ class EngineConfig:
             metavar="JSON",
         ),
     ] = None
+    spec_method: Annotated[str | None, Flag("`method` of --speculative-config, by itself.")] = None
+    spec_tokens: Annotated[int | None, Flag("`num_speculative_tokens` of --speculative-config, by itself.")] = None
     structured_outputs_config: Annotated[
         dict[str, Any] | None,
         Flag(
@@ -160,7 +162,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         storage_of(self.kv_transfer_config, self.kv_offloading_size, prefix_caching=self.enable_prefix_caching)
         object.__setattr__(self, "dtype", {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype))
-        speculation_of(self.speculative_config)
+        self._join_speculation()
         structured_of(self.structured_outputs_config)
         if not 0 < self.device_memory_utilization <= 1:
             raise ConfigError(f"device_memory_utilization={self.device_memory_utilization} must be above 0 and at most 1")
@@ -182,6 +184,12 @@ class EngineConfig:
                 f"without chunked prefill, max_num_batched_tokens={self.max_num_batched_tokens} must reach"
                 f" max_model_len={self.max_model_len}"
             )
+
+    def _join_speculation(self) -> None:
+        alone = {"method": self.spec_method, "num_speculative_tokens": self.spec_tokens}
+        if given := {name: value for name, value in alone.items() if value is not None}:
+            object.__setattr__(self, "speculative_config", {**(self.speculative_config or {}), **given})
+        speculation_of(self.speculative_config)
 
     def _check_adapters(self) -> None:
         object.__setattr__(self, "lora_modules", tuple(self.lora_modules))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.user_middleware import user_middleware
+from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.params import MAX_LOGPROBS
+from pagoda.serving.engine.spec.config import Ngram
 from pagoda.serving.frontend.parsers.choose import choose
 from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Context
 from toy_engine import BOS
@@ -118,3 +121,16 @@ def test_a_file_brings_parsers(tmp_path: Path) -> None:
         choose("tools", "ours", "", str(tmp_path / "gone.py"))
     with pytest.raises(ConfigError, match="is no Python file"):
         choose("tools", "ours", "", str(tmp_path / "gone.txt"))
+
+
+def test_speculation_in_two_words() -> None:
+    assert EngineConfig(spec_method="ngram", spec_tokens=3).speculation == Ngram(3)
+    both = EngineConfig(speculative_config={"method": "ngram", "prompt_lookup_max": 2}, spec_tokens=4)
+    assert replace(both, seed=1).speculation == Ngram(4, 2, 2)
+    for given, why in (
+        ({"spec_tokens": 3}, "method None"),
+        ({"spec_method": "eagle"}, "method 'eagle'"),
+        ({"spec_method": "mtp"}, "needs"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            EngineConfig(**given)
