@@ -36,7 +36,14 @@ SHARED = _words(
     """
 )
 """Flags of the peer that have been options here from the start; the others are in `serving/cli/compat.py`."""
-NOTES = {"--trust-remote-code": "accepted with a warning: no code of a checkpoint is ever run"}
+_PLUGIN = "a Python file too, but with `Family` records of `pagoda.serving.frontend.parsers.events`"
+NOTES = {
+    "--trust-remote-code": "accepted with a warning: no code of a checkpoint is ever run",
+    "--logprobs-mode": "same, without the two modes that give logits",
+    "--max-logprobs": "same; 64 when not given",
+    "--tool-parser-plugin": _PLUGIN,
+    "--reasoning-parser-plugin": _PLUGIN,
+}
 """Options of ours that do not do what the peer's do."""
 FIELDS = _words(
     """
