@@ -19,11 +19,13 @@ KINDS: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "json_object", 
 
 
 class Thinking(NamedTuple):
-    """Reasoning before the output, which is free: it begins with one of `opens` or has begun in the prompt; one of `closes` ends it."""
+    """Reasoning before the output, which is free: it begins with one of `opens` or has begun in the prompt; one of `closes` ends it, the
+    first one after `budget` tokens, where there is one."""
 
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     begun: bool
+    budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class StructuredOutputsParams:
         disable_additional_properties: objects hold the properties that their schema lists, no others. None: so it is, unless the schema
             speaks of further ones; False: as JSON Schema has it, further ones are allowed.
         whitespace_pattern: an expression for what may stand between two parts of JSON.
-        thinking: reasoning that may come before, set by the server.
+        thinking: reasoning that may come before, set by the server. free: any output, for which only the reasoning is bound.
         origin: the request's field that asked for it, which errors name.
     """
 
@@ -52,6 +54,7 @@ class StructuredOutputsParams:
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
     thinking: Thinking | None = None
+    free: bool = False
     origin: str = "structured_outputs"
 
     def __post_init__(self) -> None:
@@ -61,7 +64,7 @@ class StructuredOutputsParams:
         if isinstance(self.choice, list):
             object.__setattr__(self, "choice", tuple(self.choice))
         kinds = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
-        if len(kinds) != 1:
+        if len(kinds) != 1 and not self.free:
             found = f"found {', '.join(kinds)}" if kinds else "found none"
             raise RequestError(f"{self.origin} must hold exactly one of {', '.join(KINDS)}; {found}", param=self.origin)
         self._check_types()
@@ -90,7 +93,7 @@ class StructuredOutputsParams:
     @classmethod
     def of(cls, given: Mapping[str, Any], origin: str = "structured_outputs") -> StructuredOutputsParams:
         """From a request's object. Raises `RequestError` for a key that there is not, or a value of a wrong type."""
-        known = {field.name for field in fields(cls)} - {"thinking", "origin"}
+        known = {field.name for field in fields(cls)} - {"thinking", "free", "origin"}
         for name in given:
             if name not in known:
                 raise RequestError(f"{origin} has no key {name!r}; it has {', '.join(sorted(known))}", param=origin)

@@ -29,7 +29,9 @@ def serve(folder, *flags):
 
 @pytest.fixture(scope="module")
 def tiny(checkpoint):
-    with serve(checkpoint[0], "--served-model-name", "tiny", "small", "--api-key", "sesame", "--seed", "3") as server:
+    with serve(
+        checkpoint[0], "--served-model-name", "tiny", "small", "--api-key", "sesame", "--seed", "3", "--reasoning-parser", "qwen3"
+    ) as server:
         yield server
 
 
@@ -86,6 +88,18 @@ def test_a_streams_tokens_come_as_many_at_a_time_as_asked_for(client, more):
     tokens, sizes = stream(8)
     assert tokens == every and len(every) == 18
     assert len(sizes) <= 4 and all(size >= 8 for size in sizes[1:-1])
+
+
+@pytest.mark.parametrize("budget", [0, 5])
+def test_thoughts_end_after_their_budget(client, budget):
+    extra = {"ignore_eos": True, "thinking_token_budget": budget, "return_token_ids": True}
+    [choice] = client.completions.create(model="tiny", prompt="Hm<think>", max_tokens=24, seed=1, extra_body=extra).choices
+    thought, mark, answer = choice.text.partition("</think>")
+    assert mark and answer and len(choice.token_ids) == 24
+    [plain] = client.completions.create(model="tiny", prompt="Hm</think>", max_tokens=8, extra_body=extra).choices
+    assert "</think>" not in plain.text
+    if budget == 0:
+        assert not thought
 
 
 def test_limits_are_told_with_numbers(client):

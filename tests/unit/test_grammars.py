@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from grammar_walk import accepts, maker, sample_tokenizer, schema, walk
+from grammar_walk import accepts, allowed, maker, sample_tokenizer, schema, walk
 from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.structured import StructuredOutputsParams, Thinking
@@ -169,6 +169,33 @@ def test_reasoning_comes_before_the_grammar(begun: bool, makers: dict[str, Gramm
     plain = grammar()
     plain.accept(tokenizer.encode(f"{opened}hm</think>ye", add_special_tokens=False))
     assert plain.advance(tokenizer.encode("s", add_special_tokens=False)[0])
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("bound", [True, False])
+@pytest.mark.parametrize("single", [True, False])
+def test_thoughts_end_when_their_budget_is_spent(begun: bool, bound: bool, single: bool, tmp_path: Path) -> None:
+    tokenizer = sample_tokenizer(tmp_path, ("<think>", "</think>") if single else ("<think>",))
+    thinking = Thinking(("<think>",), ("</think>",), begun, 3)
+    asked = {"choice": ["yes", "no"]} if bound else {"free": True}
+    grammar = maker(tokenizer)(StructuredOutputsParams(**asked, thinking=thinking))
+    opened = [] if begun else tokenizer.encode("<think>", add_special_tokens=False)
+    thought = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abc"]
+    closing = tokenizer.encode("</think>", add_special_tokens=False)
+    assert (len(closing) == 1) == single
+    matcher = grammar()
+    for token in [*opened, *thought]:
+        assert len(allowed(matcher, tokenizer)) > (0 if token in opened else 100)
+        matcher.accept([token])
+    for token in closing:
+        assert allowed(matcher, tokenizer) == [token]
+        assert not matcher.advance(thought[0]) and matcher.advance(token)
+        matcher.go_back()
+        matcher.accept([token])
+    assert (len(allowed(matcher, tokenizer)) < 50) == bound
+    early = grammar()
+    early.accept([*opened, thought[0], *closing])
+    assert (len(allowed(early, tokenizer)) < 50) == bound
 
 
 @pytest.mark.parametrize("seed", range(40))

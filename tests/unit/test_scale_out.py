@@ -37,7 +37,7 @@ async def test_ids_in_ids_out() -> None:
         ({"token_ids": [1], "sampling_params": {"temperature": -1}}, "temperature"),
         ({"token_ids": [9999]}, "prompt"),
         ({"token_ids": [1], "features": {"image": []}}, "features"),
-        ({"token_ids": [1], "sampling_params": {"thinking_token_budget": 3}}, "thinking_token_budget"),
+        ({"token_ids": [1], "sampling_params": {"thinking_token_budget": -2}}, "thinking_token_budget"),
     ],
 )
 async def test_wrong_requests_name_the_field(body: dict, param: str) -> None:

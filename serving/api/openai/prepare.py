@@ -7,7 +7,7 @@ from typing import Any
 
 from pagoda.serving.api.openai.messages import chat_prompt
 from pagoda.serving.api.openai.protocol import ChatRequest
-from pagoda.serving.api.openai.sampling import chat_settings, engine_request
+from pagoda.serving.api.openai.sampling import PROMPT_END, chat_settings, engine_request
 from pagoda.serving.api.openai.tools import chat_structure, offered_tools
 from pagoda.serving.api.service import Service
 from pagoda.serving.engine.messages import EngineRequest
@@ -15,9 +15,6 @@ from pagoda.serving.engine.structured import StructuredOutputsParams
 from pagoda.serving.frontend.parsers.answers import AnswerFormat
 from pagoda.serving.frontend.parsers.events import Context
 from pagoda.serving.frontend.processor import Encoded
-
-PROMPT_END = 32
-"""Tokens that hold any mark of reasoning which the template may have opened."""
 
 
 @dataclass(frozen=True)

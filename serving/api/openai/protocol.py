@@ -53,6 +53,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
+    thinking_token_budget: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
     stream_interval: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
     priority: Int32 | None = 0
     cache_salt: Name | None = None
@@ -66,7 +67,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
     # declared so that they are refused by name instead of being ignored: `unsupported.py`
     repetition_detection: Any = None
-    thinking_token_budget: Any = None
     watermarking: Any = None
     logits_processors: Any = None
     kv_transfer_params: Any = None

@@ -14,9 +14,13 @@ from pagoda.serving.api.service import Service
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.frontend.processor import Encoded
+from pagoda.serving.frontend.structured.answers import budgeted
 
 MAX_BIAS = 100.0
 """The protocol's range of `logit_bias`; values beyond mean the same."""
+
+PROMPT_END = 32
+"""Tokens that hold any mark of reasoning which the template may have opened."""
 
 _SAME_NAME = (
     "n",
@@ -104,7 +108,7 @@ def engine_request(
     if encoded.media and len(prompt) < len(encoded.ids):
         raise RequestError("a prompt with images cannot be truncated; leave out truncate_prompt_tokens", param="truncate_prompt_tokens")
     try:
-        params = service.processor.params_for(len(prompt), settings)
+        params = service.processor.params_for(len(prompt), _budgeted(service, request, settings, prompt))
         _check_logprobs(params, service.config.max_logprobs)
         return service.processor.request(
             prompt,
@@ -120,6 +124,15 @@ def engine_request(
         )
     except RequestError as error:
         raise renamed(error, _names_in(request)) from None
+
+
+def _budgeted(service: Service, request: GenerationRequest, settings: dict[str, Any], prompt: Sequence[int]) -> dict[str, Any]:
+    budget = request.thinking_token_budget
+    if budget in (None, -1):
+        return settings
+    end = service.text.tokenizer.decode(prompt[-PROMPT_END:], skip_special_tokens=False)
+    bound = budgeted(settings.get("structured_outputs"), budget, service.text.answers, end, "thinking_token_budget")
+    return settings if bound is None else {**settings, "structured_outputs": bound}
 
 
 def _check_logprobs(params: SamplingParams, most: int) -> None:

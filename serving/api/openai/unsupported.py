@@ -18,7 +18,6 @@ REFUSED = (
     "functions",
     "function_call",
     "repetition_detection",
-    "thinking_token_budget",
     "watermarking",
     "logits_processors",
     "kv_transfer_params",

@@ -47,7 +47,19 @@ def answer_structure(
         tag = calls_tag(shape, tools, tokenizer, forced=rule.forced, parallel=rule.parallel, content=content, param=rule.param)
         closed = None if wanted is None else wanted.disable_additional_properties
         wanted = StructuredOutputsParams(structural_tag=tag, origin=rule.param, disable_additional_properties=closed)
-    return None if wanted is None else replace(wanted, thinking=_thinking(answers, prompt_end))
+    return None if wanted is None else replace(wanted, thinking=thinking_of(answers, prompt_end))
+
+
+def budgeted(
+    wanted: StructuredOutputsParams | None, budget: int, answers: AnswerFormat, prompt_end: str, param: str
+) -> StructuredOutputsParams | None:
+    """`wanted`, after at most so many tokens of reasoning. Raises `RequestError` where the model's reasoning has no known end."""
+    if answers.reasoning is None or not answers.reasoning.closes:
+        raise RequestError(f"{param} needs a model whose reasoning ends with a mark that the server knows; leave it out", param=param)
+    thinking = thinking_of(answers, prompt_end)
+    if thinking is None:
+        return wanted
+    return replace(wanted or StructuredOutputsParams(free=True, origin=param), thinking=thinking._replace(budget=budget))
 
 
 def _shape(answers: AnswerFormat, tokenizer: Tokenizer, param: str) -> CallShape:
@@ -74,7 +86,7 @@ def _content(wanted: StructuredOutputsParams) -> Format:
     )
 
 
-def _thinking(answers: AnswerFormat, prompt_end: str) -> Thinking | None:
+def thinking_of(answers: AnswerFormat, prompt_end: str) -> Thinking | None:
     """What may come first; None where the prompt has ended the reasoning already, or the model has none."""
     family, end = answers.reasoning, prompt_end.rstrip()
     if family is None or not family.closes or end.endswith(family.closes):

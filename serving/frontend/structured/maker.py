@@ -18,7 +18,7 @@ from pagoda.serving.engine.structured import StructuredOutputsConfig, Structured
 from pagoda.serving.frontend.load import load_tokenizer, tokenizer_path
 from pagoda.serving.frontend.structured.compile_child import CompileChild
 from pagoda.serving.frontend.structured.guidance_backend import Guidance, choice_lark, with_options
-from pagoda.serving.frontend.structured.reasoning import AfterThinking
+from pagoda.serving.frontend.structured.reasoning import AfterThinking, Anything
 from pagoda.serving.frontend.structured.schema import beyond_xgrammar, prepared, read_schema
 from pagoda.serving.frontend.structured.tags import read_tag, tag_beyond_guidance, tag_beyond_xgrammar, tag_lark, tag_with_schemas
 from pagoda.serving.frontend.structured.vocabulary import Vocabulary, vocabulary_of
@@ -47,6 +47,8 @@ class GrammarMaker:
         self._lock, self._making = Lock(), RLock()
 
     def __call__(self, asked: StructuredOutputsParams) -> Grammar:
+        if asked.free:
+            return partial(AfterThinking, Anything, asked.thinking, self._vocabulary) if asked.thinking is not None else Anything
         key = replace(asked, thinking=None, origin="")
         with self._lock:
             grammar = self._cache.get(key)
@@ -57,7 +59,7 @@ class GrammarMaker:
             self._cache.move_to_end(key)
             while len(self._cache) > CACHED:
                 self._cache.popitem(last=False)
-        if asked.thinking is None or self._config.enable_in_reasoning:
+        if asked.thinking is None or (self._config.enable_in_reasoning and asked.thinking.budget is None):
             return grammar
         return partial(AfterThinking, grammar, asked.thinking, self._vocabulary)
 
