@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pagoda.serving.cli.models import Row, as_data, as_reasons, as_table, results, rows
+from pagoda.serving.cli.models import SEES, Row, as_data, as_reasons, as_table, results, rows
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """# Models
@@ -16,6 +16,7 @@ Made by `python ci/model_matrix.py`; do not edit. `pagoda models` prints the sam
 **parity**: tiny random checkpoints made by transformers, with its recorded answers, ran here in float32 (`pagoda parity`, all of them
 with `python ci/parity_sweep.py DIR`): *green* where tokens and logits agree, *red* where any differs, *untested* where there is no
 reference yet.
+**tower by transformers**: the language model is native, what sees or hears before it is transformers' module.
 **bridge**: no family, but transformers' own module runs here (where it is installed), with its attention on our pages or text by text;
 `--model-impl`.
 **tp**: numbers of ranks with which that was compared. Architectures that have a reference and that neither serves are *unsupported*; below
@@ -29,7 +30,11 @@ def documents() -> dict[str, str]:
     table = rows(swept)
     native = [row for row in table if row.support == "native"]
     bridged = [row for row in table if row.support == "bridge"]
-    count = f"{len(native)} architectures are native, {_green(native)} of them green; {len(bridged)} are bridged, {_green(bridged)} green"
+    towers = sum(row.note == SEES for row in native)
+    count = (
+        f"{len(native)} architectures are native, {_green(native)} of them green, {towers} under transformers' towers;"
+        f" {len(bridged)} are bridged, {_green(bridged)} green"
+    )
     why = as_reasons(table)
     below = f"\nWhy the bridge refuses the others, or is red:\n\n{why}" if why else ""
     where = f"the last sweep ran on {swept.get('made', '–')} (`{swept.get('device', '–')}`, torch {swept.get('torch', '–')})."

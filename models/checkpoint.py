@@ -81,9 +81,10 @@ class Unstack:
 
 @dataclass(frozen=True)
 class Transpose:
-    """Exchange the last two dimensions, in place under the same name."""
+    """Exchange the last two dimensions, in place under the same name; with `until` only where they are not that, and not turned round."""
 
     name: str
+    until: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -204,8 +205,9 @@ def _apply(rule: Rule, tensors: Tensors) -> Tensors:
             return _gather(tensors, lambda name: _stack_place(rule, name), rule.count, None)
         case Unstack():
             return _each(tensors, rule.old, lambda words, tensor: _unstack(rule, words, tensor))
-        case Transpose(name):
-            return _each(tensors, name, lambda words, tensor: {_fill(name, words): transposed(tensor)})
+        case Transpose(name, until):
+            done = lambda tensor: tuple(tensor.shape[-2:]) == until  # noqa: E731
+            return _each(tensors, name, lambda words, tensor: {_fill(name, words): tensor if done(tensor) else transposed(tensor)})
         case Reorder(name, view, order, dim):
             return _each(tensors, name, lambda words, tensor: {_fill(name, words): Reordered(tensor.name, tensor, view, order, dim)})
         case Add(name, value):
@@ -236,8 +238,8 @@ def _inverse(rule: Rule) -> Rule:
             return replace(rule, view=tuple(view[i] for i in order), order=back)
         case Add(name, value):
             return Add(name, -value)
-        case Transpose():
-            return rule
+        case Transpose(until=until):
+            return rule if until is None else Drop("")
         case Zeros(new=new):
             return Drop(new)
         case Drop() | Also() | UnitRows():

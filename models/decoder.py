@@ -72,6 +72,11 @@ class Stream:
         """The stream is `x` from here on."""
         self._total, self._pending = x, None
 
+    def add_rows(self, rows: torch.Tensor, x: torch.Tensor) -> None:
+        """The same for some tokens."""
+        pending = torch.zeros_like(self._total) if self._pending is None else self._pending
+        self._pending = pending.index_add(0, rows, x.to(pending.dtype))
+
     def tap(self) -> torch.Tensor:
         """A copy of the stream as it is now: what the next norm reads, which is not joined with the addition before it then."""
         return self.read(None).clone()
@@ -171,6 +176,7 @@ class EmbedBlock:
             self._widen = build.linear(path, {"widen": Span.whole(width)}, Span.whole(spec.width), "replicated", True)
             width = spec.width
         self._scale = _rounded(spec.scale, build.numerics.dtype) if spec.round_scale else spec.scale
+        self._scales_table = spec.round_scale
         self._offset = spec.positions.offset if spec.positions else 0
         self._positions = position_table(build, f"{path}.positions", spec.positions, width)
         self._types = build.tensor(f"{path}.types", (Span.whole(spec.types), Span.whole(width)), "replicated") if spec.types else None
@@ -182,9 +188,12 @@ class EmbedBlock:
         x = self.table(inputs.token_ids)
         if self._communicator is not None:
             x = self._communicator.all_reduce(x)
+        if self._scales_table:
+            x = x * self._scale
         if inputs.embeddings is not None:
-            x = x.index_copy(0, inputs.embeddings[0], inputs.embeddings[1].to(x.dtype))
-        if self._scale != 1.0:
+            rows, values = inputs.embeddings
+            x = x.index_copy(0, rows, values[:, : x.shape[1]].to(x.dtype))
+        if self._scale != 1.0 and not self._scales_table:
             x = x * self._scale
         if self._positions is not None:
             x = x + F.embedding(inputs.positions + self._offset, self._positions)
@@ -274,12 +283,16 @@ class Decoder:
     def forward(self, inputs: ModelInputs) -> ModelOutput:
         routed: list[torch.Tensor] | None = [] if inputs.routed else None
         step = Step(inputs.groups, inputs.plans, self._rotations(inputs), inputs.positions, inputs.adapters, inputs.segments, routed)
+        step.spans = inputs.spans
         stream = Stream(self._embed(inputs))
         if self._keeps_embedded:
             step.embedded = stream.tap()
         taps: dict[int, torch.Tensor] = {}
+        rows, deeper = _deeper(inputs.embeddings, self.spec.width)
         for index, layer in enumerate(self._layers):
             layer(stream, step)
+            if index < len(deeper):
+                stream.add_rows(rows, deeper[index])
             if index in inputs.taps:
                 taps[index] = stream.tap()
         return ModelOutput(stream.read(self._norm), tuple(taps[index] for index in inputs.taps), tuple(routed or ()))
@@ -354,6 +367,11 @@ def _feed_forward(build: Builder, path: str, spec: Mlp | Moe | None, width: int)
             return MlpBlock(build, path, spec, width)
         case Moe():
             return MoeBlock(build, path, spec, width)
+
+
+def _deeper(embeddings: tuple[torch.Tensor, torch.Tensor] | None, width: int) -> tuple[Any, Sequence[torch.Tensor]]:
+    """Rows of the step, and what is added to them after the first layers (`MediaFacts.row_width`)."""
+    return (None, ()) if embeddings is None else (embeddings[0], embeddings[1].split(width, dim=1)[1:])
 
 
 def _token_lengths(batch: PagedBatch, tokens: int) -> torch.Tensor:

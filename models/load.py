@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
-from pagoda.hal.errors import ConfigError, KernelError, ModelError
+from pagoda.hal.errors import CheckpointError, ConfigError, KernelError, ModelError
 from pagoda.hal.kernel import Facts
 from pagoda.hal.table import KernelTable
 from pagoda.models.adapters.slots import LoraLimits
@@ -35,7 +35,7 @@ from pagoda.models.model import LengthEpochs, ModelFacts
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.registry import find_family
 from pagoda.models.rope import DynamicScaling, LongRopeScaling
-from pagoda.models.seeing import Seeing, load_encoder, seeing, text_checkpoint, text_family
+from pagoda.models.seeing import Seeing, Text, check_text, load_encoder, seeing, text_checkpoint, text_of
 from pagoda.models.spec import Bidirectional, DecoderSpec, Embed, Encoder
 from pagoda.models.weights import WeightSource
 from pagoda.models.work import work_bytes
@@ -123,11 +123,16 @@ def describe(
     numerics = Numerics(computing, _kv_dtype(kv_dtype, computing))
     family = _family(checkpoint.config, wanted, model_impl)
     spec = _spec(family, checkpoint.config, wanted, model_impl) if family is not None else None
-    text = text_family(checkpoint.config) if family is None and model_impl == "auto" else None
-    if text is not None and wanted == AS_IT_IS:
-        _check_bridge(checkpoint, quantization, lora)
-        own = text_checkpoint(checkpoint, text)
-        return _seen(checkpoint, describe(own, dtype=computing, kv_dtype=kv_dtype, shard=shard, quantization=quantization, table=table))
+    text = text_of(checkpoint.config) if family is None and model_impl != "transformers" and wanted == AS_IT_IS else None
+    if text is not None:
+        try:
+            return _seen(
+                checkpoint, text, dtype=computing, kv_dtype=kv_dtype, shard=shard, quantization=quantization, table=table, lora=lora
+            )
+        except (CheckpointError, ModelError) as error:
+            if model_impl != "auto":
+                raise
+            log.warning("%s: so the language model runs through transformers as well", error)
     if family is None or spec is None:
         _check_bridge(checkpoint, quantization, lora)
         return _bridged(checkpoint, numerics, shard, table, wanted)
@@ -157,7 +162,7 @@ def _family(config: Mapping[str, Any], wanted: Wanted, model_impl: ModelImpl) ->
     try:
         return find_family(config, wanted)
     except ModelError as error:
-        if model_impl != "auto":
+        if model_impl != "auto" and text_of(config) is None:
             raise
         try:
             bridged_class(config, answers_of(config, wanted))
@@ -181,9 +186,12 @@ def _spec(family: Family, config: Mapping[str, Any], wanted: Wanted, model_impl:
 
 
 def support_of(config: Mapping[str, Any]) -> Literal["native", "bridge", "unsupported"]:
-    """Who would run a config.json: a family, transformers or nobody. Whether the bridge carries what transformers has, `describe` says."""
+    """Who would run a config.json, or its language model: a family, transformers or nobody. Whether the bridge carries what transformers
+    has, `describe` says."""
     try:
         family = _family(config, AS_IT_IS, "auto")
+        if family is None and text_of(config) is not None:
+            return "bridge" if describe(config).family is None else "native"
         return "bridge" if family is None or _spec(family, config, AS_IT_IS, "auto") is None else "native"
     except ModelError:
         return "unsupported"
@@ -197,17 +205,20 @@ def _check_bridge(checkpoint: Checkpoint, quantization: str | None, lora: LoraLi
         raise ConfigError(f"{name} is served from plain weights only; give a checkpoint that is not quantised")
 
 
-def _seen(checkpoint: Checkpoint, text: Description) -> Description:
-    """The language model's description with what stands before it."""
-    sees = seeing(checkpoint, text.numerics.dtype, text.facts.width)
+def _seen(checkpoint: Checkpoint, text: Text, dtype: str, **options: Any) -> Description:
+    """The language model's description with what stands before it; `options` of `describe`."""
+    sees = seeing(checkpoint, text, dtype)
+    own = describe(text_checkpoint(checkpoint, text, sees.tied), dtype=dtype, model_impl="pagoda", **options)
+    assert isinstance(own.spec, DecoderSpec)
+    check_text(own.spec, sees.media)
     facts = replace(
-        text.facts,
+        own.facts,
         architecture=_architecture(checkpoint),
-        weight_bytes=text.facts.weight_bytes + sees.nbytes,
-        eos_ids=_eos(checkpoint) or text.facts.eos_ids,
+        weight_bytes=own.facts.weight_bytes + sees.nbytes,
+        eos_ids=_eos(checkpoint) or own.facts.eos_ids,
         media=sees.media,
     )
-    return replace(text, facts=facts, sees=sees)
+    return replace(own, facts=facts, sees=sees)
 
 
 def _bridged(checkpoint: Checkpoint, numerics: Numerics, shard: Shard, table: KernelTable | None, wanted: Wanted) -> Description:

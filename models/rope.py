@@ -79,7 +79,8 @@ Scaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongRop
 class Rope:
     """Rotate the first `dims` numbers of each head by position · theta^(−2i / dims).
 
-    sections: of tokens with a position for time, height and width, how many frequencies follow each, woven into one another.
+    sections: of tokens with a position for time, height and width, how many frequencies follow each, one after another or `woven` into one
+    another.
     """
 
     theta: float
@@ -87,6 +88,7 @@ class Rope:
     style: RopeStyle = "neox"
     scaling: Scaling | None = None
     sections: tuple[int, ...] = ()
+    woven: bool = False
 
     @property
     def by_length(self) -> bool:
@@ -207,7 +209,9 @@ class RopeTable:
 
 
 def _axes_of(rope: Rope) -> torch.Tensor:
-    """Which position each frequency follows, `[dims / 2]`: of every three one after another, until a section is used up."""
+    """Which position each frequency follows, `[dims / 2]`; woven: of every three one after another, until a section is used up."""
+    if not rope.woven:
+        return torch.arange(len(rope.sections)).repeat_interleave(torch.tensor(rope.sections))
     axes = torch.zeros(rope.dims // 2, dtype=torch.int64)
     for axis in range(1, len(rope.sections)):
         axes[axis : rope.sections[axis] * len(rope.sections) : len(rope.sections)] = axis

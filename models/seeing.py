@@ -9,30 +9,46 @@ from typing import Any
 
 import torch
 from pagoda.hal.device import Device
+from pagoda.hal.errors import CheckpointError, ModelError
 from pagoda.models.bridge.encoder import BridgedEncoder, media_facts, seeing_part
 from pagoda.models.bridge.interface import ASK, RUN, register
 from pagoda.models.bridge.kinds import bridged_class
 from pagoda.models.bridge.load import filled_module, place
-from pagoda.models.bridge.module import Module, attend_by, body_paths, hollow_module
+from pagoda.models.bridge.module import Module, attend_by, body_paths, hollow_module, read_config
+from pagoda.models.decoder import ropes_of
 from pagoda.models.family import Family
 from pagoda.models.loaded import Loaded
 from pagoda.models.loading.dummy_source import DummySource
 from pagoda.models.loading.open import Checkpoint
 from pagoda.models.media import Encoder, MediaFacts
 from pagoda.models.registry import families
+from pagoda.models.spec import DecoderSpec
 from pagoda.models.views import Renamed
 from pagoda.models.weights import WeightSource
 from pagoda.quant.format import StoredTensor
 
-TEXTS = ("qwen3_5_text", "qwen3_5_moe_text", "llama4_text", "nemotron_h", "opt")
-"""Language models that run natively under images: those that transformers' modules cannot run on pages."""
-
 _NAMES = tuple((re.compile(pattern), new) for pattern, new in (
-    (r"^(?:language_model\.)?lm_head\.", "lm_head."),
+    (r"^(?:(?:model\.)?(?:language_model|text_model)\.)?lm_head\.", "lm_head."),
     (r"^language_model\.(?=backbone\.|model\.decoder\.)", ""),
-    (r"^(?:model\.language_model\.|language_model\.model\.)", "model."),
+    (r"^(?:model\.(?:language_model|text_model)\.(?:model\.)?|language_model\.model\.)(?:encoder\.(?=layers\.))?", "model."),
+    (r"^(?:model\.)?(?=(?:embed_tokens|layers|norm)\.)", "model."),
 ))  # fmt: skip
-_LATER = re.compile(r"language_model\..*layers\.[1-9]")
+_PACKED = ("float8", "int8", "uint8", "int32")
+"""How numbers begin that need a scale beside them."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """The language model in a config.json that sees, before anything is read.
+
+    Attributes:
+        config: its own, as transformers reads it. whole: that of all, likewise. key: of the one in the other.
+    """
+
+    family: Family
+    config: Mapping[str, Any]
+    whole: Mapping[str, Any]
+    key: str
 
 
 @dataclass(frozen=True)
@@ -42,7 +58,7 @@ class Seeing:
     Attributes:
         config: the checkpoint's, whose language model has one layer, which never runs. stored: tensors under the checkpoint's names.
         body: path of the language model. top: of what puts media before it.
-        nbytes: of the encoder's weights.
+        nbytes: of the encoder's weights. tied: the language model's head is its table of tokens.
     """
 
     config: Mapping[str, Any]
@@ -51,22 +67,39 @@ class Seeing:
     top: str
     media: MediaFacts
     nbytes: int
+    tied: bool
 
 
-def text_family(config: Mapping[str, Any]) -> Family | None:
-    """The family of the language model in a config.json that sees; None where it is to run by the bridge."""
-    text = config.get("text_config")
-    kind = text.get("model_type") if isinstance(text, Mapping) else None
-    return next((family for family in families() if kind in TEXTS and kind in family.model_types), None)
+def text_of(config: Mapping[str, Any]) -> Text | None:
+    """The language model in a config.json that sees, where a family knows it; else None: all of it is to run by the bridge."""
+    try:
+        whole = read_config(config)
+        text = whole.get_text_config(decoder=True)
+        known = type(text)().to_dict()  # what the language model's code may read, and not all that lies beside it
+    except (KeyError, TypeError, ValueError, ModelError):
+        return None
+    key = next((name for name in whole.sub_configs if getattr(whole, name, None) is text), None)
+    family = next((family for family in families() if not family.pools and text.model_type in family.model_types), None)
+    if key is None or family is None:
+        return None
+    own = {name: value for name, value in text.to_dict().items() if name in known}
+    return Text(family, own, whole.to_dict(), key)
 
 
-def text_checkpoint(checkpoint: Checkpoint, family: Family) -> Checkpoint:
+def text_checkpoint(checkpoint: Checkpoint, text: Text, tied: bool) -> Checkpoint:
     """The language model alone, under the names that its family knows."""
-    text = {**checkpoint.config["text_config"], "architectures": [family.architectures[0]]}
-    if "tie_word_embeddings" in checkpoint.config:
-        text["tie_word_embeddings"] = checkpoint.config["tie_word_embeddings"]
-    opened = checkpoint.open
-    return replace(checkpoint, config=text, open=None if opened is None else lambda: TextSource(opened()))
+    family, opened = text.family, checkpoint.open
+    given = {"architectures": list(family.architectures[:1]), "tie_word_embeddings": tied}
+    packed = {name: checkpoint.config[name] for name in ("quantization_config",) if name in checkpoint.config}
+    config = {**text.config, **given, **packed}
+    return replace(checkpoint, config=config, open=None if opened is None else lambda: TextSource(opened()))
+
+
+def check_text(spec: DecoderSpec, media: MediaFacts) -> None:
+    """Raises `ModelError` where a family lacks what the language model does under images."""
+    axes = {len(rope.sections) for rope in ropes_of(spec)}
+    if spec.encoder is not None or (media.axes > 1 and axes != {media.axes}):
+        raise ModelError(f"no family here runs this language model with {media.axes} positions a token")
 
 
 class TextSource:
@@ -85,20 +118,39 @@ class TextSource:
 
 
 def _text_name(name: str) -> str | None:
-    return next((pattern.sub(new, name) for pattern, new in _NAMES if pattern.match(name)), None)
+    return next((pattern.sub(new, name).replace("model.blocks.", "model.layers.") for pattern, new in _NAMES if pattern.match(name)), None)
 
 
-def seeing(checkpoint: Checkpoint, dtype: str, width: int) -> Seeing:
-    """What stands before the language model of `width`. Raises `ModelError` for what a step of several requests would get wrong."""
+def text_module(path: str) -> str:
+    """What a module of the language model is called where that is alone. Raises `CheckpointError` for one that sees."""
+    name = _text_name(f"{path}.")
+    if name is None:
+        raise CheckpointError(f"{path} is no part of the language model, and adapters of what sees are not supported; train without them")
+    return name.removesuffix(".")
+
+
+def _sees(name: str) -> bool:
+    """Of a tensor, whether what sees is built with it: all but later layers of text."""
+    return re.search(r"\.layers\.[1-9]", _text_name(name) or "") is None
+
+
+def seeing(checkpoint: Checkpoint, text: Text, dtype: str) -> Seeing:
+    """What stands before the language model. Raises `ModelError` for what a step of several requests would get wrong."""
     register()
-    config = _short(checkpoint.config)
+    config = _short(text)
     module = hollow_module(bridged_class(config), config, dtype, ASK)
-    body, top = body_paths(module)[0]
-    media = media_facts(module, body, width)
-    assert media is not None
+    body, top = next(iter(body_paths(module)), ("", ""))
+    media = media_facts(module, body, module.get_submodule(body).config.hidden_size) if body else None
+    if media is None:
+        raise ModelError(f"transformers' {type(module).__name__} puts nothing before its language model")
     source = checkpoint.open() if checkpoint.open is not None else None
-    stored = {name: tensor for name, tensor in source.tensors.items() if not _LATER.search(name)} if source is not None else {}
-    return Seeing(config, stored, body, top, media, sum(tensor.nbytes for tensor in _kept(module, body, top)))
+    stored = {name: tensor for name, tensor in source.tensors.items() if _sees(name)} if source is not None else {}
+    packed = [name for name, tensor in stored.items() if tensor.dtype.startswith(_PACKED) and _text_name(name) is None]
+    if packed:
+        raise ModelError(f"{packed[0]} is quantised, which only the language model may be")
+    head = module.get_output_embeddings()
+    tied = head is not None and head.weight is module.get_input_embeddings().weight
+    return Seeing(config, stored, body, top, media, sum(tensor.nbytes for tensor in _kept(module, body, top)), tied)
 
 
 def load_encoder(sees: Seeing, dtype: str, device: Device, loaded: Loaded, seed: int = 0) -> Encoder | None:
@@ -110,7 +162,7 @@ def load_encoder(sees: Seeing, dtype: str, device: Device, loaded: Loaded, seed:
     if not stored:
         hollow = hollow_module(bridged_class(sees.config), sees.config, dtype, RUN)
         stored = DummySource(((name, tuple(t.shape), dtype) for name, t in hollow.state_dict().items()), seed).tensors
-    module = filled_module(sees.config, "tokens", dtype, stored, RUN)
+    module = filled_module(sees.config, "tokens", dtype, stored, RUN, never=(f"{sees.body}.layers.", "lm_head."))
     attend_by(module, sees.body, RUN)
     kept = _kept(module, sees.body, sees.top)
     place(seeing_part(module, sees.body, sees.top), device)
@@ -125,8 +177,8 @@ def _kept(module: Module, body: str, top: str) -> list[torch.Tensor]:
     return [*part.parameters(), *part.buffers()]
 
 
-def _short(config: Mapping[str, Any]) -> dict[str, Any]:
+def _short(text: Text) -> dict[str, Any]:
     """With one layer of text: transformers builds a module whole, and its language model is not what runs."""
-    text = dict(config["text_config"])
-    kinds = {name: text[name][:1] for name in ("layer_types", "layers_block_type") if text.get(name)}
-    return {**config, "text_config": {**text, "num_hidden_layers": 1, **kinds}}
+    own = text.whole[text.key]
+    kinds = {name: own[name][:1] for name in ("layer_types", "layers_block_type", "mlp_layer_types") if own.get(name)}
+    return {**text.whole, text.key: {**own, "num_hidden_layers": 1, **kinds}}

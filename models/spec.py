@@ -295,7 +295,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Embed:
-    """The way in: looked-up rows · scale (rounded to the computing dtype where `round_scale`), plus positions, then a norm.
+    """The way in: looked-up rows · scale, plus positions, then a norm.
+
+    `round_scale`: the scale is rounded to the computing dtype and the table's own: embeddings of media stay as they are.
 
     `types`: rows of a table of token types (the second text of a pair is of type 1); `width`: of the table, where a projection widens it.
     `joins`: norm of the rows, and of a state that comes with each token (`ModelInputs.states`); a product makes one of both.

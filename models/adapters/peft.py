@@ -17,6 +17,7 @@ from pagoda.models.bridge.spec import BridgeSpec
 from pagoda.models.load import Description
 from pagoda.models.loading.safetensors_header import read_header
 from pagoda.models.loading.stored import FileTensor
+from pagoda.models.seeing import text_module
 
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
 
@@ -57,7 +58,8 @@ def read_adapter(folder: str | Path, description: Description) -> Adapter:
         factors = {}
         for pair in pairs:
             rules = family.rules(spec)
-            for path, where in slices_of(pair.module, pair.shape, rules, description.adaptable).items():
+            module = pair.module if description.sees is None else text_module(pair.module)
+            for path, where in slices_of(module, pair.shape, rules, description.adaptable).items():
                 factors[path] = _factors(pair, where, config, description.numerics.dtype)
     except CheckpointError as error:
         raise CheckpointError(f"adapter {folder}: {error}") from None

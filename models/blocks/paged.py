@@ -10,7 +10,7 @@ from pagoda.hal.errors import KernelError
 from pagoda.hal.kv import LayerCache, LayerPages
 from pagoda.hal.table import KernelTable
 from pagoda.models.builder import Builder
-from pagoda.ops.attention import AttentionFacts, PagedBatch, written
+from pagoda.ops.attention import AttentionFacts, PagedAttentionReference, PagedBatch, Spans, written
 from pagoda.ops.segment_attention import Segments
 from pagoda.ops.state import StateBatch
 
@@ -19,6 +19,7 @@ from pagoda.ops.state import StateBatch
 class Step:
     """What the layers of one forward share: batches and plans per cache group, cos and sin per rope, positions and adapter slots `[T]`.
 
+    spans: tokens that see each other in both directions.
     embedded: what the layers began with, where one asks for it. chosen: keys that the last layer with an `Index` chose.
     routed: where each layer with experts leaves the ids that it chose, `[T, k]`; None: nobody asks.
     """
@@ -32,6 +33,7 @@ class Step:
     routed: list[torch.Tensor] | None = None
     embedded: torch.Tensor | None = None
     chosen: torch.Tensor | None = None
+    spans: Spans | None = None
     _states: dict[tuple[int, int], StateBatch] = field(default_factory=dict)
 
     def states(self, group: int, page: int) -> StateBatch:
@@ -106,7 +108,12 @@ class PagedMixer:
         """The same where this step's k and v are in their pages."""
         batch, plans = step.groups[self._group], step.plans[self._group] if step.plans else None
         plan = plans[self._planner] if plans else None
-        return self._attend(q, *self._pages, batch, plan, sinks, slopes, *(() if bias is None else (bias,)))
+        out = self._attend(q, *self._pages, batch, plan, sinks, slopes, *(() if bias is None else (bias,)))
+        if step.spans is None:
+            return out
+        # few tokens, once a prompt: what no kernel has is computed by the reference
+        seen = PagedAttentionReference(self.facts).run_spans(q, *self._pages, batch, step.spans, sinks, slopes)
+        return out.index_copy(0, step.spans.rows, seen)
 
     def _usable(self, table: KernelTable | None) -> AttentionFacts:
         if table is None:

@@ -93,9 +93,10 @@ def _texts(spec: BridgeSpec, facts: ModelFacts, build: Builder, module: Module, 
 
 
 def filled_module(
-    config: Mapping[str, Any], answers: Answers, dtype: str, stored: Mapping[str, StoredTensor], attention: str | None
-) -> Module:
-    """transformers' module with its weights, on the host. Raises `CheckpointError`."""
+    config: Mapping[str, Any], answers: Answers, dtype: str, stored: Mapping[str, StoredTensor], attention: str | None,
+    never: tuple[str, ...] = (),
+) -> Module:  # fmt: skip
+    """transformers' module with its weights, on the host. `never`: how names begin that do not run. Raises `CheckpointError`."""
     kind, weights = bridged_class(config, answers), {name: Lazy(tensor) for name, tensor in stored.items()}
     settings, asked = read_config(config), {} if attention is None else {"attn_implementation": "eager"}
     try:
@@ -106,9 +107,10 @@ def filled_module(
     except (RuntimeError, ValueError, OSError) as error:
         raise CheckpointError(f"transformers cannot load these weights into {kind.__name__}: {error}") from error
     # What a plain model makes of its first state is not asked for, and often not stored.
-    missing = sorted(name for name in info["missing_keys"] if answers != "vectors" or "pooler" not in name)
+    missing = [name for name in info["missing_keys"] if not name.startswith(never) and (answers != "vectors" or "pooler" not in name)]
     if missing:
-        raise CheckpointError(f"{kind.__name__} lacks {len(missing)} tensors: {', '.join(missing[:20])}; fetch the checkpoint again")
+        names = ", ".join(sorted(missing)[:20])
+        raise CheckpointError(f"{kind.__name__} lacks {len(missing)} tensors: {names}; fetch the checkpoint again")
     unexpected = sorted(info["unexpected_keys"])
     if unexpected:
         log.warning("%s does not use %d tensors of the checkpoint: %s", kind.__name__, len(unexpected), ", ".join(unexpected[:20]))

@@ -22,14 +22,13 @@ from pagoda.models.encoding import EncoderBatch
 from pagoda.models.loaded import Loaded
 from pagoda.models.media import Encoder
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
-from pagoda.ops.attention import PagedAttentionReference, PagedBatch, Spans
+from pagoda.ops.attention import PagedBatch
 
 
 class Now:
     """The step that a model's layers are in."""
 
     step: Step
-    spans: Spans | None = None
 
 
 class BridgedAttention(PagedMixer):
@@ -37,7 +36,7 @@ class BridgedAttention(PagedMixer):
 
     def __init__(self, build: Builder, call: AttentionCall, now: Now) -> None:
         numerics = build.numerics
-        self._now, self._sinks, self._both_ways = now, call.sinks, call.both_ways
+        self._now, self._sinks = now, call.sinks
         super().__init__(build, call.facts(numerics.dtype, numerics.kv_dtype), call.cache(numerics.kv_dtype))
 
     def __call__(
@@ -47,12 +46,7 @@ class BridgedAttention(PagedMixer):
             raise ModelError(f"a step of {query.shape[2]} tokens attends to {key.shape[2]} keys of its own, which are not its tokens'")
         q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
         step, sinks = self._now.step, options["s_aux"] if self._sinks else None
-        out = self.attend(q, k, v, step, sinks)
-        if self._both_ways and self._now.spans is not None:
-            # few tokens, once a prompt: what no kernel has is computed by the reference
-            seen = PagedAttentionReference(self.facts).run_spans(q, *self._pages, step.groups[self._group], self._now.spans, sinks)
-            out = out.index_copy(0, self._now.spans.rows, seen)
-        return out[None]
+        return self.attend(q, k, v, step, sinks)[None]
 
 
 class InTurn:
@@ -112,7 +106,7 @@ class BridgeModel:
     def forward(self, inputs: ModelInputs) -> ModelOutput:
         if inputs.taps:
             raise ModelError("a model that runs through transformers gives no hidden states of layers")
-        self._now.step, self._now.spans = Step(inputs.groups, inputs.plans, (), inputs.positions), inputs.spans
+        self._now.step = Step(inputs.groups, inputs.plans, (), inputs.positions, spans=inputs.spans)
         positions = (inputs.positions + self.spec.first_position).unsqueeze(-2)
         ids = inputs.token_ids.long()
         options = {"input_ids": ids[None]}

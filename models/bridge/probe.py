@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from pagoda.hal.errors import ModelError
-from pagoda.models.bridge.encoder import both_ways, media_facts
+from pagoda.models.bridge.encoder import media_facts
 from pagoda.models.bridge.interface import ASK, ATTRIBUTE, RUN, register
 from pagoda.models.bridge.kinds import bridged_class
 from pagoda.models.bridge.masks import visible_of
@@ -61,7 +61,7 @@ def probe(config: Mapping[str, Any], dtype: str, shard: Shard | None = None) -> 
     settings = module.config.get_text_config(decoder=True)
     tokens = min(TOKENS, longest_of(settings) or TOKENS)
     body, top, hidden = _body(module, recorder, tokens)
-    calls = tuple(replace(call, both_ways=both_ways(module.config)) for call in recorder.calls)
+    calls = tuple(recorder.calls)
     _check_calls(calls, _layers(settings), type(module).__name__)
     recorder.listens = False
     _check_unmasked(module, body, tokens)

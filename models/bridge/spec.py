@@ -36,7 +36,6 @@ class AttentionCall:
 
     Attributes:
         scale, softcap: as the call gives them. sinks: whether it gives a logit per head that joins the softmax.
-        both_ways: tokens of an image see each other.
     """
 
     path: str
@@ -48,7 +47,6 @@ class AttentionCall:
     visible: Visible = Visible()
     softcap: float | None = None
     sinks: bool = False
-    both_ways: bool = False
 
     def facts(self, dtype: str, kv_dtype: str) -> AttentionFacts:
         return AttentionFacts(

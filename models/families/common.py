@@ -74,7 +74,24 @@ def rope(config: Config, head_dim: int, style: RopeStyle = "neox", part: str | N
     config.ignore("rope_scaling")
     base = values.number("rope_theta", default=config.number("rope_theta", default=theta))
     fraction = values.number("partial_rotary_factor", default=config.number("partial_rotary_factor", default=1.0))
-    return Rope(base, int(head_dim * fraction), style, _scaling(config, scaling))
+    dims, sections = int(head_dim * fraction), values.list("mrope_section", kind=int, default=())
+    values.ignore("mrope_interleaved")  # `woven` is the families' to say
+    if sections and 2 * sum(sections) != dims:
+        raise ModelError(f"{values.where}: mrope_section={list(sections)} does not add up to half of {dims} rotated numbers")
+    return Rope(base, dims, style, _scaling(config, scaling), sections)
+
+
+def woven(spec: DecoderSpec, default: tuple[int, ...]) -> DecoderSpec:
+    """The spec with the sections of its ropes woven into one another; `default`: sections where the configuration names none."""
+
+    def change(layer: Layer) -> Layer:
+        mixer = layer.mixer
+        if not isinstance(mixer, Attention) or not isinstance(mixer.position, Rope):
+            return layer
+        position = replace(mixer.position, sections=mixer.position.sections or default, woven=True)
+        return replace(layer, mixer=replace(mixer, position=position))
+
+    return replace(spec, layers=tuple(map(change, spec.layers)))
 
 
 def _scaling(config: Config, values: Config | None) -> Scaling | None:

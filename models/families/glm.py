@@ -28,9 +28,15 @@ def glm4(config: Config) -> DecoderSpec:
     return change_layers(glm(config), lambda _, layer, attention: replace(layer, mixer_out=norm, ff_out=norm))
 
 
+def glm4v(config: Config) -> DecoderSpec:
+    """Under GLM-4V's tower, which has biases and does not say so."""
+    return with_attention(glm4(config), qkv_bias=True)
+
+
 def _rules(spec: DecoderSpec, norms: dict[str, str] | None = None) -> tuple[Rule, ...]:
     return (*llama_rules(spec.head.tied, norms), split("layers.{i}.ff.gate_up", "layers.{i}.ff", ("gate", "up")))
 
 
 GLM = Family("glm", ("GlmForCausalLM",), ("glm",), glm, _rules)
-GLM4 = Family("glm4", ("Glm4ForCausalLM",), ("glm4",), glm4, lambda spec: _rules(spec, SANDWICH))
+GLM4V = Family("glm4v", (), ("glm4v_text",), glm4v, lambda spec: _rules(spec, SANDWICH))
+GLM4 = Family("glm4", ("Glm4ForCausalLM",), ("glm4", "glm_ocr_text"), glm4, lambda spec: _rules(spec, SANDWICH))

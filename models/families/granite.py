@@ -46,5 +46,5 @@ def shared_names(to: str) -> tuple[Rule, ...]:
     return (split(f"{block}.input_linear", to, ("gate", "up")), Rename(f"{block}.output_linear.{{t}}", f"{to}.down.{{t}}"))
 
 
-GRANITE = Family("granite", ("GraniteForCausalLM",), ("granite",), spec, plain_names)
+GRANITE = Family("granite", ("GraniteForCausalLM",), ("granite", "granite_docling_text"), spec, plain_names)
 GRANITE_MOE = Family("granitemoe", ("GraniteMoeForCausalLM",), ("granitemoe",), moe, moe_rules)

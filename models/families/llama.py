@@ -23,6 +23,12 @@ def spec(config: Config, style: RopeStyle = "neox", hidden: int | None = None, a
     return decoder(config, width, made, norm, max_positions(config, position.scaling))
 
 
+def paddle(config: Config) -> DecoderSpec:
+    bias = config.flag("use_bias", default=False)
+    return spec(config.having({"attention_bias": bias, "mlp_bias": bias}))
+
+
+PADDLE = Family("paddleocr_vl", (), ("paddleocr_vl_text",), paddle, plain_names)
 LLAMA = Family(
     "llama",
     ("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM", "CwmForCausalLM", "IQuestCoderForCausalLM"),

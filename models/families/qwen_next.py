@@ -7,11 +7,22 @@ from math import gcd
 
 from pagoda.models.checkpoint import Reorder, Rule, Split
 from pagoda.models.config import Config
-from pagoda.models.families.common import Heads, activation, decoder, max_positions, moe_names, plain_names, renamed, rms, rope, split
+from pagoda.models.families.common import (
+    Heads,
+    activation,
+    decoder,
+    max_positions,
+    moe_names,
+    plain_names,
+    renamed,
+    rms,
+    rope,
+    split,
+    woven,
+)
 from pagoda.models.families.recurrent_common import first_of, layer_kinds, rate_names
 from pagoda.models.family import Family
 from pagoda.models.recurrent import Conv, GatedDelta, GatedNorm
-from pagoda.models.rope import Rope
 from pagoda.models.spec import Attention, DecoderSpec, Layer, Mlp, Moe, QkNorm, Router
 
 SECTIONS = (11, 11, 10)
@@ -113,22 +124,9 @@ def _delta_names(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 def qwen3_5(config: Config) -> DecoderSpec:
     """Qwen 3.5's text model; positions with sections for media are plain ones in text."""
-    turned = config.child("rope_parameters")
-    sections: tuple[int, ...] = SECTIONS
-    if turned is not None:
-        turned.ignore("mrope_interleaved")
-        sections = tuple(turned.list("mrope_section", kind=int, default=SECTIONS))
     config.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "attn_output_gate", "mlp_only_layers", "output_gate_type")
     config.require("mamba_ssm_dtype", "float32", default="float32")
-    spec = qwen3_next(config)
-    return replace(spec, layers=tuple(_sectioned(layer, sections) for layer in spec.layers))
-
-
-def _sectioned(layer: Layer, sections: tuple[int, ...]) -> Layer:
-    mixer = layer.mixer
-    if not isinstance(mixer, Attention) or not isinstance(mixer.position, Rope):
-        return layer
-    return replace(layer, mixer=replace(mixer, position=replace(mixer.position, sections=sections)))
+    return woven(qwen3_next(config), SECTIONS)
 
 
 def apart_rules(spec: DecoderSpec) -> tuple[Rule, ...]:

@@ -83,10 +83,19 @@ def deepseek(config: Config) -> DecoderSpec:
     config.ignore("ep_size")
     plain = llama.spec(config)
     hidden, act, shared = config.integer("moe_intermediate_size"), mlp_of(plain).activation, config.integer("n_shared_experts", default=0)
-    router, beside = Router("softmax", renormalize=config.flag("norm_topk_prob", default=False)), Mlp(hidden * shared, act)
+    scale, beside = config.number("routed_scaling_factor", default=1.0), Mlp(hidden * shared, act)
+    router = Router("softmax", renormalize=config.flag("norm_topk_prob", default=False), scale=scale)
     experts, chosen = config.integer("n_routed_experts"), config.integer("num_experts_per_tok")
     moe = Moe(experts, chosen, hidden, router, act, beside if shared else None)
     return sparse(plain, moe, range(config.integer("first_k_dense_replace", default=0)))
+
+
+def deepseek_ocr2(config: Config) -> DecoderSpec:
+    """The first one in a newer spelling."""
+    config.require("topk_method", "greedy", default="greedy")
+    config.ignore("n_group", "topk_group")
+    kinds = config.list("mlp_layer_types", kind=str)
+    return deepseek(config.having({"first_k_dense_replace": kinds.index("sparse") if "sparse" in kinds else len(kinds)}))
 
 
 def minimax_m2(config: Config) -> DecoderSpec:
@@ -186,7 +195,8 @@ def _mimo_names(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 ROUTED = (
     Family("deepseek", ("DeepseekForCausalLM",), ("deepseek",), deepseek, routed_rules),
-    Family("glm4_moe", ("Glm4MoeForCausalLM",), ("glm4_moe",), glm4_moe, routed_rules),
+    Family("deepseek_ocr2", (), ("deepseek_ocr2_text",), deepseek_ocr2, routed_rules),
+    Family("glm4_moe", ("Glm4MoeForCausalLM",), ("glm4_moe", "glm4v_moe_text"), glm4_moe, routed_rules),
     Family("dots1", ("Dots1ForCausalLM",), ("dots1",), dots1, routed_rules),
     Family("solar_open", ("SolarOpenForCausalLM",), ("solar_open",), solar_open, routed_rules),
     Family("exaone_moe", ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), ("exaone_moe",), exaone_moe, _exaone_names),

@@ -13,6 +13,7 @@ from pagoda.models.registry import bridged_tasks, families, tasks_of
 RESULTS = "docs/parity/results.json"
 """What `ci/parity_sweep.py` wrote, relative to the package."""
 
+SEES = "the language model is native, what sees or hears before it is transformers' module"
 _NOBODY = "no family serves it, and the bridge does not run it"
 
 Parity = Literal["green", "red", "untested"]
@@ -24,10 +25,11 @@ class Row:
     """One architecture.
 
     Attributes:
-        support: "native"; "bridge" where transformers' module runs on our pages; "unsupported" where a reference exists and neither serves.
+        support: "native" (of those that see their language model is);
+            "bridge" where transformers' module runs on our pages; "unsupported" where a reference exists and neither serves.
         tp: numbers of ranks with which its answers were compared and agreed.
         parity: red where any comparison differed.
-        note: of architectures that are red or unsupported, why.
+        note: of architectures that are red or unsupported, why; of native ones under transformers' towers `SEES`.
     """
 
     architecture: str
@@ -69,13 +71,14 @@ def as_table(table: list[Row]) -> str:
     lines = ["| architecture | model type | support | tasks | tp | parity |", "| --- | --- | --- | --- | --- | --- |"]
     for row in table:
         ranks = ", ".join(map(str, row.tp)) or "–"
-        lines.append(f"| {row.architecture} | {row.model_type} | {row.support} | {', '.join(row.tasks) or '–'} | {ranks} | {row.parity} |")
+        support = f"{row.support}, tower by transformers" if row.note == SEES else row.support
+        lines.append(f"| {row.architecture} | {row.model_type} | {support} | {', '.join(row.tasks) or '–'} | {ranks} | {row.parity} |")
     return "\n".join(lines) + "\n"
 
 
 def as_reasons(table: list[Row]) -> str:
     """Why the bridge refuses an architecture or is red, as a Markdown list; empty where there is none."""
-    return "".join(f"* {row.architecture}: {row.note}\n" for row in table if row.note)
+    return "".join(f"* {row.architecture}: {row.note}\n" for row in table if row.note not in ("", SEES))
 
 
 def _row(name: str, model_types: tuple[str, ...], met: list[dict[str, Any]]) -> Row:
@@ -90,7 +93,8 @@ def _row(name: str, model_types: tuple[str, ...], met: list[dict[str, Any]]) -> 
     note = _why([run for run in runs if not run["passed"]]) if parity == "red" else ""
     if tasks is not None:
         return Row(name, ", ".join(types), "native", tasks, agreed, parity, note)
-    return Row(name, ", ".join(types), "bridge", bridged_tasks(name), agreed, parity, note)
+    seen = any("support" not in checkpoint for checkpoint in met)
+    return Row(name, ", ".join(types), "native" if seen else "bridge", bridged_tasks(name), agreed, parity, note or (SEES if seen else ""))
 
 
 def _why(red: list[dict[str, Any]]) -> str:

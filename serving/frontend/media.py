@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pagoda.hal.errors import RequestError
 from pagoda.models.loading.json_file import read_json
 from pagoda.models.media import MediaItem, MediaPositions
+from pagoda.serving.frontend.films import Film
 from pagoda.serving.frontend.media_files import picture_of, sound_of, video_of
 from pagoda.serving.frontend.sound import RATE
 
@@ -55,7 +56,7 @@ class MediaProcessor:
         if "image" in media:
             given["images"] = [picture_of(one) for one in _listed(media["image"])]
         if "video" in media:
-            given["videos"] = [video_of(one) for one in _videos(media["video"])]
+            given |= _as_videos([video_of(one) for one in _videos(media["video"])])
         if "audio" in media:
             sounds = media["audio"]
             given["audio"] = [sound_of(one) for one in (sounds if isinstance(sounds, list) else [sounds])]
@@ -88,6 +89,13 @@ def _videos(given: Any) -> list[Any]:
     """Several videos, or one: a list of frames that are objects of this process is one."""
     several = isinstance(given, list | tuple) and all(isinstance(one, list | tuple | bytes | str) for one in given)
     return list(given) if several else [given]
+
+
+def _as_videos(videos: list[Any]) -> dict[str, Any]:
+    """As a processor takes them. Of films, which were sampled already, it is told when each picture was shown."""
+    told = [one.metadata if isinstance(one, Film) else None for one in videos]
+    pictures = [one.frames if isinstance(one, Film) else one for one in videos]
+    return {"videos": pictures, **({"video_metadata": told, "do_sample_frames": False} if all(told) else {})}
 
 
 def _listed(images: Any) -> list[Any]:

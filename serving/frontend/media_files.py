@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from pagoda.hal.errors import RequestError
+from pagoda.serving.frontend.films import container_of, film_of
 from pagoda.serving.frontend.sound import RATE, resampled
 from pagoda.serving.frontend.sound import decoded as samples_of
 
@@ -39,11 +40,13 @@ def picture_of(given: Any) -> Any:
 
 
 def video_of(given: Any) -> Any:
-    """A video for a processor: a list of pictures, of a moving picture's bytes or data URI, or of such a list; else as it is."""
+    """A video for a processor: a list of pictures, of a moving picture's bytes or data URI, or of such a list; a `Film` of a film's; other
+    objects as they are."""
     if isinstance(given, str):
         given = data_of(given)
     if isinstance(given, bytes | bytearray):
-        return _frames(given, "video")
+        container = container_of(given)
+        return _frames(given, "video") if container is None else film_of(given, container, MAX_PIXELS)
     if isinstance(given, list | tuple):
         if not 0 < len(given) <= MAX_FRAMES:
             raise RequestError(f"a video of {len(given)} frames; from 1 to {MAX_FRAMES} are taken", param="messages")
@@ -103,7 +106,7 @@ def _frames(data: bytes | bytearray, kind: str) -> Sequence[Any]:
     except RequestError:
         raise
     except Exception as error:  # whatever a decoder raises, Pillow's own bound on pixels among it
-        also = "" if kind == "image" else "; or frames as a list, or as data:video/jpeg;base64,… with commas between"
+        also = "" if kind == "image" else "; or a film (mp4, mov, webm, mkv, avi); or frames as a list, or as data:video/jpeg;base64,…"
         raise RequestError(
             f"the {kind} cannot be decoded: {error}; it must be one of {', '.join(FORMATS)}{also}", param="messages"
         ) from error

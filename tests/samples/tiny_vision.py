@@ -29,6 +29,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "vision_config": {**QWEN, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32, "deepstack_visual_indexes": [0, 1],
                           "num_position_embeddings": 64},
     },
+    "Qwen3VLMoe": {
+        "text_config": {"model_type": "qwen3_vl_moe_text", **TEXT, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
+                        "moe_intermediate_size": 24, "rope_parameters": SECTIONS},
+        "vision_config": {**QWEN, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32, "deepstack_visual_indexes": [0],
+                          "num_position_embeddings": 64},
+    },
     "Qwen3_5": {
         "text_config": {
             "model_type": "qwen3_5_text", **TEXT, "head_dim": 16, "num_hidden_layers": 4,

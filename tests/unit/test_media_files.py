@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import struct
+import sys
 import zlib
 
+import av
 import pytest
 from pagoda.hal.errors import RequestError
 from pagoda.serving.frontend import media_files
@@ -74,6 +76,41 @@ def test_frames_are_a_video() -> None:
     uri = "data:video/jpeg;base64," + ",".join(base64.b64encode(one).decode() for one in pictures)
     assert data_of(uri) == pictures
     assert [frame.size for frame in video_of(uri)] == [frame.size for frame in video_of(pictures)] == [(4, 2)] * 2
+
+
+def film(kind: str, frames: int = 50) -> bytes:
+    """Grey pictures, the later the brighter, ten a second."""
+    stream = io.BytesIO()
+    with av.open(stream, "w", format=kind) as container:
+        track = container.add_stream("mpeg4" if kind != "webm" else "libvpx", rate=10)
+        track.width, track.height, track.pix_fmt = 32, 16, "yuv420p"
+        for i in range(frames):
+            container.mux(track.encode(av.VideoFrame.from_image(Image.new("RGB", (32, 16), (5 * i, 5 * i, 5 * i)))))
+        container.mux(track.encode())
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["mp4", "mov", "matroska", "webm", "avi"])
+def test_a_film_is_pictures_evenly_over_its_length(kind: str) -> None:
+    found = video_of(film(kind))
+    indices = found.metadata["frames_indices"]
+    assert len(found.frames) == len(indices) == 32 and (indices[0], indices[-1]) == (0, 49)
+    assert abs(found.metadata["fps"] - 10) < 0.01 and found.metadata["total_num_frames"] == 50
+    assert all(abs(picture.getpixel((9, 9))[0] - 5 * index) < 12 for index, picture in zip(indices, found.frames, strict=True))
+    assert len(video_of(film(kind, 3)).frames) == 3
+
+
+def test_films_have_bounds_and_what_looks_like_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = film("mp4")
+    monkeypatch.setattr(media_files, "MAX_PIXELS", 32 * 16 * 7)
+    assert len(video_of(made).frames) == 7
+    monkeypatch.setattr(media_files, "MAX_PIXELS", 32 * 16 - 1)
+    for bad, why in ((made, "32 by 16 points"), (made[:200], "cannot be decoded"), (b"#EXTM3U\nhttp://127.0.0.1/", "must be one of")):
+        with pytest.raises(RequestError, match=why):
+            video_of(bad)
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(RequestError, match="needs the package av"):
+        video_of(made)
 
 
 def test_videos_and_sounds_that_are_none_or_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,9 +77,10 @@ def test_a_video_beside_an_image_is_answered_as_transformers_answers_it(budget: 
             answers(llm, [{"prompt_token_ids": ids, "multi_modal_data": {"audio": [0.0]}}])
 
 
-def test_equal_images_share_pages_and_others_never_do(tmp_path: Path) -> None:
-    model = make_vision(tmp_path, "Llava")
-    (ids, first), (_, second) = inputs("Llava", 1), inputs("Llava", 2)
+@pytest.mark.parametrize("name", ["Llava", "Qwen2VL", "Qwen3VL"])
+def test_equal_images_share_pages_and_others_never_do(name: str, tmp_path: Path) -> None:
+    model = make_vision(tmp_path, name)
+    (ids, first), (_, second) = inputs(name, 1), inputs(name, 2)
     with engine(tmp_path, block_size=16) as llm:
         cached = []
         for tensors in (first, second, first, second):
