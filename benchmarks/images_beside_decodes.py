@@ -1,6 +1,6 @@
 """What images do to those who read text: gaps between tokens of eight answers, without images and while requests with several arrive.
 
-    python benchmarks/images_beside_decodes.py [--images 4] [--every 0.75] [--seconds 20] [--output FILE]
+    python benchmarks/images_beside_decodes.py [--images 4] [--every 0.75] [--seconds 20] [--model-impl auto] [--output FILE]
 
 A random model that sees (a CLIP tower of 10.6 M weights, 256 patches an image; a small Llama) runs on the CPU in this process. Eight
 requests write; every so many seconds one comes whose prompt has several new images, and is answered with a token. Pixels are made
@@ -89,10 +89,10 @@ async def phase(llm: AsyncLLM, seconds: float, prompts: Sequence[dict[str, Any]]
     return {"requests_with_images": sent, "tokens": len(gaps), **{f"gap_ms_{name}": round(value, 2) for name, value in found.items()}}
 
 
-async def measure(folder: str, images: int, every: float, seconds: float) -> dict[str, Any]:
+async def measure(folder: str, images: int, every: float, seconds: float, model_impl: str) -> dict[str, Any]:
     prompts = [seeing(images, 1000 + number) for number in range(int(seconds / every) + 1)]
     async with AsyncLLM(folder, device="cpu", dtype="float32", max_model_len=4096, kv_cache_memory_bytes=512 << 20,
-                        skip_tokenizer_init=True) as llm:  # fmt: skip
+                        skip_tokenizer_init=True, model_impl=model_impl) as llm:  # fmt: skip
         await phase(llm, 2.0, [seeing(images, 1)], 0.5)
         alone = []
         for seed in range(2, 7):
@@ -108,13 +108,14 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=4, help="in a prompt")
     parser.add_argument("--every", type=float, default=0.75, help="seconds between prompts with images")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each phase")
+    parser.add_argument("--model-impl", default="auto", help="auto: the language model is native; transformers: the module's")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         make(folder)
-        result = asyncio.run(measure(folder, asked.images, asked.every, asked.seconds))
+        result = asyncio.run(measure(folder, asked.images, asked.every, asked.seconds, asked.model_impl))
     where = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__, "images": asked.images,
-             "every_s": asked.every, "seconds": asked.seconds}  # fmt: skip
+             "every_s": asked.every, "seconds": asked.seconds, "model_impl": asked.model_impl}  # fmt: skip
     text = json.dumps({**where, **result}, indent=1)
     print(text)
     if asked.output is not None:

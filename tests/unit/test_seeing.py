@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lora_folders import make_adapter
-from pagoda.hal.errors import CheckpointError, ModelError
+from pagoda.hal.errors import ModelError, RequestError
 from pagoda.models.checkpoint import Transpose, apply
 from pagoda.models.load import describe, open_checkpoint, support_of
 from pagoda.models.loading.memory_source import MemoryTensor
@@ -74,7 +74,7 @@ def test_adapters_change_the_language_model(tmp_path: Path) -> None:
         for i in range(2)
         for part in ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj")
     }
-    adapter = make_adapter(tmp_path / "adapter", modules, 1)
+    adapter = make_adapter(tmp_path / "adapter", modules, 3, strength=0.5)
     plain, room = want(model, "Llava"), {"enable_lora": True, "max_loras": 1}
     stored = load_file(adapter / "adapter_model.safetensors")
     with torch.no_grad():
@@ -86,7 +86,7 @@ def test_adapters_change_the_language_model(tmp_path: Path) -> None:
     assert answer(tmp_path / "base", "Llava", LoRARequest("one", 1, str(adapter)), **room) == changed
     assert answer(tmp_path / "base", "Llava", **room) == plain
     tower = make_adapter(tmp_path / "tower", {"model.vision_tower.encoder.layers.0.self_attn.q_proj": (32, 32)}, 2)
-    with pytest.raises(CheckpointError, match="no part of the language model"):
+    with pytest.raises(RequestError, match="no part of the language model"):
         answer(tmp_path / "base", "Llava", LoRARequest("two", 2, str(tower)), **room)
 
 
