@@ -35,7 +35,7 @@ from pagoda.models.model import LengthEpochs, ModelFacts
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.registry import find_family
 from pagoda.models.rope import DynamicScaling, LongRopeScaling
-from pagoda.models.seeing import Seeing, Text, check_text, load_encoder, seeing, text_checkpoint, text_of
+from pagoda.models.seeing import Seeing, Text, load_encoder, seeing, text_checkpoint, text_of, under
 from pagoda.models.spec import Bidirectional, DecoderSpec, Embed, Encoder
 from pagoda.models.weights import WeightSource
 from pagoda.models.work import work_bytes
@@ -210,7 +210,6 @@ def _seen(checkpoint: Checkpoint, text: Text, dtype: str, **options: Any) -> Des
     sees = seeing(checkpoint, text, dtype)
     own = describe(text_checkpoint(checkpoint, text, sees.tied), dtype=dtype, model_impl="pagoda", **options)
     assert isinstance(own.spec, DecoderSpec)
-    check_text(own.spec, sees.media)
     facts = replace(
         own.facts,
         architecture=_architecture(checkpoint),
@@ -218,7 +217,7 @@ def _seen(checkpoint: Checkpoint, text: Text, dtype: str, **options: Any) -> Des
         eos_ids=_eos(checkpoint) or own.facts.eos_ids,
         media=sees.media,
     )
-    return replace(own, facts=facts, sees=sees)
+    return replace(own, spec=under(sees, own.spec), facts=facts, sees=sees)
 
 
 def _bridged(checkpoint: Checkpoint, numerics: Numerics, shard: Shard, table: KernelTable | None, wanted: Wanted) -> Description:

@@ -14,7 +14,8 @@ from pagoda.models.bridge.encoder import BridgedEncoder, media_facts, seeing_par
 from pagoda.models.bridge.interface import ASK, RUN, register
 from pagoda.models.bridge.kinds import bridged_class
 from pagoda.models.bridge.load import filled_module, place
-from pagoda.models.bridge.module import Module, attend_by, body_paths, hollow_module, read_config
+from pagoda.models.bridge.module import Module, attend_by, body_paths, hollow_module, read_config, replaced
+from pagoda.models.bridge.probe import head
 from pagoda.models.decoder import ropes_of
 from pagoda.models.family import Family
 from pagoda.models.loaded import Loaded
@@ -35,6 +36,8 @@ _NAMES = tuple((re.compile(pattern), new) for pattern, new in (
 ))  # fmt: skip
 _PACKED = ("float8", "int8", "uint8", "int32")
 """How numbers begin that need a scale beside them."""
+PROBED = (1.0, 50.0)
+"""Products of a head whose logits are looked at."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Seeing:
         config: the checkpoint's, whose language model has one layer, which never runs. stored: tensors under the checkpoint's names.
         body: path of the language model. top: of what puts media before it.
         nbytes: of the encoder's weights. tied: the language model's head is its table of tokens.
+        logits: what the whole model makes of the head's products `PROBED`; None where that cannot be tried.
     """
 
     config: Mapping[str, Any]
@@ -68,6 +72,7 @@ class Seeing:
     media: MediaFacts
     nbytes: int
     tied: bool
+    logits: tuple[float, ...] | None
 
 
 def text_of(config: Mapping[str, Any]) -> Text | None:
@@ -95,11 +100,19 @@ def text_checkpoint(checkpoint: Checkpoint, text: Text, tied: bool) -> Checkpoin
     return replace(checkpoint, config=config, open=None if opened is None else lambda: TextSource(opened()))
 
 
-def check_text(spec: DecoderSpec, media: MediaFacts) -> None:
-    """Raises `ModelError` where a family lacks what the language model does under images."""
-    axes = {len(rope.sections) for rope in ropes_of(spec)}
-    if spec.encoder is not None or (media.axes > 1 and axes != {media.axes}):
-        raise ModelError(f"no family here runs this language model with {media.axes} positions a token")
+def under(sees: Seeing, spec: DecoderSpec) -> DecoderSpec:
+    """The language model's spec as it is under a tower: some leave out what their text models do to logits. Raises `ModelError` where a
+    family lacks something."""
+    axes, way_out = {len(rope.sections) for rope in ropes_of(spec)}, spec.head
+    if spec.encoder is not None or (sees.media.axes > 1 and axes != {sees.media.axes}):
+        raise ModelError(f"no family here runs this language model with {sees.media.axes} positions a token")
+    scaled = torch.tensor(PROBED) * way_out.scale
+    alone = scaled if way_out.softcap is None else torch.tanh(scaled / way_out.softcap) * way_out.softcap
+    if sees.logits is None or torch.allclose(torch.tensor(sees.logits), alone):
+        return spec
+    if sees.logits != PROBED:
+        raise ModelError("what this model does to logits is not known here")
+    return replace(spec, head=replace(way_out, scale=1.0, softcap=None))
 
 
 class TextSource:
@@ -148,9 +161,23 @@ def seeing(checkpoint: Checkpoint, text: Text, dtype: str) -> Seeing:
     packed = [name for name, tensor in stored.items() if tensor.dtype.startswith(_PACKED) and _text_name(name) is None]
     if packed:
         raise ModelError(f"{packed[0]} is quantised, which only the language model may be")
-    head = module.get_output_embeddings()
-    tied = head is not None and head.weight is module.get_input_embeddings().weight
-    return Seeing(config, stored, body, top, media, sum(tensor.nbytes for tensor in _kept(module, body, top)), tied)
+    own = module.get_output_embeddings()
+    tied = own is not None and own.weight is module.get_input_embeddings().weight
+    logits = _logits(module, top)
+    return Seeing(config, stored, body, top, media, sum(tensor.nbytes for tensor in _kept(module, body, top)), tied, logits)
+
+
+def _logits(module: Module, top: str) -> tuple[float, ...] | None:
+    """Of `PROBED`, by a head of one number."""
+    own = module.get_output_embeddings()
+    path = next((name for name, part in module.named_modules() if part is own), None)
+    one = torch.nn.Linear(1, 1, bias=False).requires_grad_(False)
+    one.weight.fill_(1.0)
+    try:
+        with replaced(module, path or "", one):
+            return tuple(head(module, top, torch.tensor(PROBED).view(1, -1, 1))[0, :, 0].tolist())
+    except Exception:  # whatever a model's code raises without numbers
+        return None
 
 
 def load_encoder(sees: Seeing, dtype: str, device: Device, loaded: Loaded, seed: int = 0) -> Encoder | None:

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from lora_folders import make_adapter
 from pagoda.hal.errors import ModelError, RequestError
 from pagoda.models.checkpoint import Transpose, apply
+from pagoda.models.decoder import ropes_of
 from pagoda.models.load import describe, open_checkpoint, support_of
 from pagoda.models.loading.memory_source import MemoryTensor
 from pagoda.models.rope import Rope, RopeTable
+from pagoda.models.spec import DecoderSpec
 from pagoda.ops.linear_fp8 import dequantised, quantised
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.frontend.lora import LoRARequest
@@ -65,6 +68,59 @@ def test_what_the_family_does_not_know_runs_by_the_bridge(tmp_path: Path, caplog
     text = {**config["text_config"], "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
     assert describe({**config, "text_config": text}).family is None
     assert "runs through transformers as well" in caplog.text
+
+
+OLDER: dict[str, tuple[dict[str, Any], tuple[int, int, int], tuple[int, ...], bool]] = {
+    "llava": (
+        {
+            "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "image_token_index": 32000,
+            "text_config": {"_name_or_path": "vicuna", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096,
+                            "model_type": "llama", "rms_norm_eps": 1e-5, "torch_dtype": "float16", "vocab_size": 32064},
+            "vision_config": {"model_type": "clip_vision_model", "hidden_size": 1024, "image_size": 336, "intermediate_size": 4096,
+                              "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14, "projection_dim": 768},
+        },
+        (4096, 32, 32064), (), False,
+    ),
+    "qwen2.5-vl": (
+        {
+            "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "image_token_id": 151655,
+            "vision_start_token_id": 151652, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 11008,
+            "max_position_embeddings": 128000, "max_window_layers": 70, "num_attention_heads": 16, "num_hidden_layers": 36,
+            "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "sliding_window": 32768, "tie_word_embeddings": True,
+            "use_sliding_window": False, "vocab_size": 151936, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+            "vision_config": {"depth": 2, "hidden_size": 1280, "num_heads": 16, "in_chans": 3, "out_hidden_size": 2048},
+        },
+        (2048, 36, 151936), (16, 24, 24), True,
+    ),
+    "gemma3": (
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "image_token_index": 262144,
+            "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+                            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
+            "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304,
+                              "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14},
+        },
+        (2560, 34, 262208), (), True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_what_older_files_leave_out_or_lay_flat_is_known(name: str) -> None:
+    config, sizes, sections, tied = OLDER[name]
+    description = describe(config)
+    spec = description.spec
+    assert description.sees is not None and isinstance(spec, DecoderSpec)
+    assert (spec.width, len(spec.layers), spec.vocab) == sizes and spec.head.tied == tied
+    assert {rope.sections for rope in ropes_of(spec)} == {sections}
+
+
+@pytest.mark.parametrize(("name", "scale"), [("Cohere2Vision", 1.0), ("GraniteDocling", 1 / 4)])
+def test_logits_are_scaled_where_the_whole_model_scales_them(name: str, scale: float) -> None:
+    """Cohere's are where the text model is alone, and not under transformers' tower."""
+    config = getattr(transformers, f"{name}Config")().to_dict() | {"architectures": [f"{name}ForConditionalGeneration"]}
+    spec = describe(config).spec
+    assert isinstance(spec, DecoderSpec) and spec.head.scale == scale
 
 
 def test_adapters_change_the_language_model(tmp_path: Path) -> None:
