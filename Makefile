@@ -8,9 +8,12 @@ TORCH_INDEX ?=
 
 # The environment of `make test-tpu`: torch-xla wants an older torch. TPU_LEVELS="0 2" runs those levels alone.
 TPU_VENV ?= .venv-tpu
-TPU_LEVELS ?=
+TPU_LEVELS ?= 0 1 2 3 4 5
+TPU_REPORT ?= docs/vendor/tpu-conformance
 
-ON_TPU := PYTHONPATH=.site PJRT_DEVICE=CPU TPU_SKIP_MDS_QUERY=1 $(TPU_VENV)/bin/python -W ignore
+TPU_DEVICES_3 := 4
+TPU_DEVICES_5 := 2
+ON_TPU := PYTHONPATH=.site PYTHONWARNINGS=ignore PJRT_DEVICE=CPU TPU_SKIP_MDS_QUERY=1 XLA_FLAGS="--xla_backend_optimization_level=0" $(TPU_VENV)/bin/python
 BIN := $(VENV)/bin
 INSTALL := $(PYTHON) ci/install.py --venv $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 INPUTS := pyproject.toml setup.py ci/constraints-cpu.txt ci/install.py $(wildcard ops/native/*.cpp ops/native/*.h ops/native/build.py)
@@ -49,7 +52,8 @@ test-arm: $(VENV)/.installed-dev  ## the C++ kernels for 64-bit Arm under qemu (
 	$(BIN)/python ci/native_checks.py arm
 
 test-tpu: $(TPU_VENV)/.installed-tpu  ## --device tpu on its runtime's CPU client: conformance, and no compilation under load (an hour; 7 GB)
-	$(ON_TPU) -m pagoda.serving.cli.main conformance --device tpu $(if $(TPU_LEVELS),$(TPU_LEVELS:%=--level %))
+	$(foreach level,$(TPU_LEVELS),CPU_NUM_DEVICES=$(or $(TPU_DEVICES_$(level)),1) \
+	$(ON_TPU) ci/conformance_parts.py --device tpu --out $(TPU_REPORT) --level $(level) &&) true
 	$(ON_TPU) -m pytest -q -p no:warnings tests/device/tpu
 
 check: $(VENV)/.installed-dev  ## lint, types, import contract, budgets, generated tables; changes nothing

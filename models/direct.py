@@ -25,7 +25,7 @@ class DirectRun:
 
     def __init__(self, model: Model, device: Device, count: int, max_length: int, page_size: int | None = None) -> None:
         self.model = model
-        self._device = device
+        self._device, self._static = device, device.graphs.policy.static_shapes
         self._size = page_size or (model.page_sizes()[0] if any(model.facts.caches) else 16)
         self._per_sequence = -(-max_length // self._size)
         self.lengths = [0] * count
@@ -53,6 +53,8 @@ class DirectRun:
             states=states,
         )
         output = self.model.forward(inputs)
+        if self._static:  # a step is a program, whatever is done with what it gave
+            self._device.synchronize()
         for s, ids in segments:
             self.lengths[s] += len(ids)
         return output
@@ -103,7 +105,8 @@ class DirectRun:
             torch.tensor(tables, dtype=torch.int32, device=there),
             torch.tensor(slots, dtype=torch.int64, device=there),
             max(len(ids) for _, ids in segments),
-            max(lengths),
+            # Where each shape is a program, one bound for all steps: attention looks at so many keys, seen or not.
+            self._per_sequence * self._size if self._static else max(lengths),
         )
 
 

@@ -131,20 +131,19 @@ class _Guarded:
         span = 1 + sum((n - 1) * s for n, s in zip(source.shape, source.stride(), strict=True)) if source.numel() else 0
         fill = float("nan") if source.is_floating_point() else (True if source.dtype == torch.bool else -1)
         fill = 255 if source.dtype == torch.uint8 else fill
-        self.buffer = torch.full((span + 2 * _GUARD,), fill, dtype=source.dtype, device=device)
-        self.view = self.buffer.as_strided(source.shape, source.stride(), _GUARD)
-        self.view.copy_(source)
-        self.before = self.buffer.clone()
+        buffer = torch.full((span + 2 * _GUARD,), fill, dtype=source.dtype)
+        buffer.as_strided(source.shape, source.stride(), _GUARD).copy_(source)
+        self.buffer, self.before = buffer.to(device, copy=True), buffer
+        self._where = (source.shape, source.stride(), _GUARD)
+        self.view = self.buffer.as_strided(*self._where)
 
     def changed_outside(self) -> bool:
-        now = self.buffer.clone()
-        now.as_strided(self.view.shape, self.view.stride(), _GUARD).copy_(
-            self.before.as_strided(self.view.shape, self.view.stride(), _GUARD)
-        )
+        now = self.buffer.cpu().clone()
+        now.as_strided(*self._where).copy_(self.before.as_strided(*self._where))
         return not _same_bits(now, self.before)
 
     def changed(self) -> bool:
-        return not _same_bits(self.buffer, self.before)
+        return not _same_bits(self.buffer.cpu(), self.before)
 
 
 class _Placed(NamedTuple):
@@ -196,7 +195,7 @@ def paired(result: Any, written: tuple[torch.Tensor, ...], expected: Any) -> lis
     given = () if result is None and written else as_tuple(result)
     wanted = as_tuple(expected)
     # Of what is written in place, NaN in the oracle is a place that nobody looks at.
-    left = [torch.where(want.to(have.device).isnan(), 0.0, have) for have, want in zip(written, wanted[len(given) :], strict=False)]
+    left = [torch.where(want.isnan(), 0.0, have.detach().cpu()) for have, want in zip(written, wanted[len(given) :], strict=False)]
     got = given if len(given) == len(wanted) else (*given, *left)
     if len(got) != len(wanted):
         return f"returned {len(got)} results, not {len(wanted)}"

@@ -54,5 +54,6 @@ def _runtime(backend: TpuBackend) -> Runtime:
 def _info(backend: TpuBackend, runtime: Runtime, index: int) -> DeviceInfo:
     driver = f"torch {torch.__version__}, torch-xla {runtime.version}, PJRT {runtime.kind()}"
     if runtime.kind() == "CPU":
+        driver = f"{driver} client: verified by simulation of the device, not on a TPU"
         return replace(backend.describe("pjrt-cpu"), index=index, driver=driver)
     return backend.vendor.matching(runtime.model(), index, runtime.memory(index)[1], driver)

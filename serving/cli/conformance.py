@@ -17,7 +17,8 @@ def conformance(
         typer.Option(help="0 device, 1 kernels, 2 graphs, 3 collectives, 4 models, 5 engine; repeatable; all when not given."),
     ] = None,
     check: Annotated[
-        list[str] | None, typer.Option(help="Run only checks with this in their name, such as gemm=native; repeatable.")
+        list[str] | None,
+        typer.Option(help="Run only the check of this name, or those with this in their names, as gemm=native; repeatable."),
     ] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML to this file.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,

@@ -6,11 +6,14 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from pagoda.hal.comm import Communicator, Topology
 from pagoda.hal.device import Backend
+from pagoda.hal.discovery import find
 from pagoda.hal.errors import ConfigError, PagodaError
+from pagoda.hal.info import Feature
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import Checkpoint, describe, load_model, open_checkpoint
 from pagoda.models.parallel.shard import Shard
@@ -28,6 +31,8 @@ REFERENCE = "reference.safetensors"
 FULL = "p2"
 """The prompt whose reference holds the logits of every position."""
 POOL_BYTES = 64 << 20
+COMPILED: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory_bytes": 4 << 20}
+"""Of the engine where every size of step is a program that is compiled at start: what the recorded prompts need."""
 
 Reference = dict[str, torch.Tensor]
 Answer = tuple[list[int], torch.Tensor]
@@ -128,15 +133,18 @@ def _check_engine(path: Path, device: str, reference: Reference, ranks: int, tol
     """Through the engine: greedy tokens, and the log-probabilities of the likeliest ids at every position."""
     longest = max(len(_prompt(reference, name)) + len(reference[f"{name}.tokens"]) for names in turns(reference) for name in names)
     findings: list[Finding] = []
-    with LLM(
-        str(path), device=device, dtype="float32", max_model_len=longest, tensor_parallel_size=ranks, kv_cache_memory_bytes=POOL_BYTES
-    ) as llm:
+    sizes = COMPILED if _static_shapes(device) else {"kv_cache_memory_bytes": POOL_BYTES}
+    with LLM(str(path), device=device, dtype="float32", max_model_len=longest, tensor_parallel_size=ranks, **sizes) as llm:
         for names in turns(reference):
             params = [greedy_params(reference, name) for name in names]
             outputs = llm.generate([{"prompt_token_ids": _prompt(reference, name)} for name in names], params, use_tqdm=False)
             for name, output in zip(names, outputs, strict=True):
                 findings += _findings(name, output, reference, tolerance)
     return findings
+
+
+def _static_shapes(device: str) -> bool:
+    return any(Feature.STATIC_SHAPES in info.features for info in find(device).devices()[:1])
 
 
 def _findings(name: str, output: RequestOutput, reference: Reference, tolerance: Tolerance) -> list[Finding]:

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from pagoda.hal.device import Spreads
 from pagoda.hal.errors import EngineDeadError, RequestError
-from pagoda.serving.conformance.check import Check, FailedError, Target, expect
+from pagoda.serving.conformance.check import Check, FailedError, Target, UnclaimedError, expect
 from pagoda.serving.conformance.engines import MAX_LEN, Oracle, Running, ask, drained, refused, request, tokens_of, with_engine
 from pagoda.serving.conformance.ranks import device_indices
 from pagoda.serving.conformance.tiny_models import TINY
@@ -198,6 +199,8 @@ def _two_ranks(target: Target) -> str:
 
 
 def _killed_rank(target: Target) -> str:
+    if isinstance(target.backend, Spreads):
+        raise UnclaimedError("one process drives all its devices, so there is no rank that could be killed")
     device_indices(target, 2)
 
     async def work(run: Running) -> float:

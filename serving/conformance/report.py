@@ -49,6 +49,20 @@ class Report:
         shown = {result.level for result in self.results if result.outcome is Outcome.PASSED}
         return all(one in shown and one not in bad for one in levels)
 
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """What `to_json` wrote."""
+        record = json.loads(text)
+        results = [Result(**{**result, "outcome": Outcome(result["outcome"])}) for result in record["results"]]
+        return cls(record["device"], record["facts"], record["kernels"], tuple(map(LEVELS.index, record["levels"])), results)
+
+    def joined(self, later: Report) -> Report:
+        """Both as one: of what both ran, and of the facts, the later one counts."""
+        found = {(result.level, result.name): result for result in (*self.results, *later.results)}
+        results = sorted(found.values(), key=lambda result: result.level)
+        levels = tuple(sorted({*self.levels, *later.levels}))
+        return Report(self.device, {**self.facts, **later.facts}, {**self.kernels, **later.kernels}, levels, results)
+
     def of(self, level: int, outcome: Outcome) -> list[Result]:
         return [result for result in self.results if result.level == level and result.outcome is outcome]
 

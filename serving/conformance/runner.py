@@ -6,6 +6,7 @@ import platform
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 
 from pagoda.hal.device import Device
@@ -45,7 +46,10 @@ def all_checks(target: Target, levels: Iterable[int]) -> list[Check]:
 def run_levels(
     name: str, levels: tuple[int, ...] = tuple(range(len(LEVELS))), say: Callable[[Result], None] | None = None, only: Sequence[str] = ()
 ) -> Report:
-    """Run `levels` on device `name`, or those checks of them with one of `only` in their name; `say` is told each result as it comes."""
+    """Run `levels` on device `name`, or the checks of them that `only` asks for: by the whole name, or by a part of several names.
+
+    `say` is told each result as it comes.
+    """
     unknown = [level for level in levels if not 0 <= level < len(CHECKS)]
     if unknown:
         raise ConfigError(f"there is no conformance level {unknown[0]}; levels are 0 to {len(CHECKS) - 1}: {', '.join(LEVELS)}")
@@ -54,7 +58,8 @@ def run_levels(
     missing = [part for part in only if not any(part in check.name for check in found)]
     if missing:
         raise ConfigError(f"no check of these levels has {missing[0]!r} in its name; run without --check to see their names")
-    chosen = [check for check in found if not only or any(part in check.name for part in only)]
+    whole = {check.name for check in found}.intersection(only)
+    chosen = [check for check in found if not only or check.name in whole or any(part in check.name for part in only if part not in whole)]
     if only:
         levels = tuple(sorted({check.level for check in chosen}))
     report = Report(target.backend.name, _facts(target.device), _kernels(target), levels)
@@ -90,6 +95,7 @@ def _facts(device: Device) -> dict[str, str]:
     info = device.info
     packages = {name: _version(name) for name in ("pagoda-llm", "torch", "triton", "transformers")}
     return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": f"{info.vendor} {info.model} ({info.arch})",
         "driver": info.driver or "none",
         "memory": f"{info.memory_bytes:,} bytes",

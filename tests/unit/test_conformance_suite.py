@@ -20,7 +20,7 @@ from pagoda.hal.memory import MemoryKind, MemoryPlan, MemoryRequest
 from pagoda.serving.conformance import level0_device, level1_kernels, level2_graphs
 from pagoda.serving.conformance.check import Check, SkippedError, Target, UnclaimedError
 from pagoda.serving.conformance.report import Outcome, Report, Result
-from pagoda.serving.conformance.runner import open_target, run_check
+from pagoda.serving.conformance.runner import open_target, run_check, run_levels
 
 
 def report(*outcomes: Outcome, levels: tuple[int, ...] = (0,)) -> Report:
@@ -53,6 +53,25 @@ def test_three_forms() -> None:
     assert [child.tag for case in suite for child in case] == ["system-out", "failure", "failure", "skipped"]
     text = mixed.to_markdown()
     assert "did not pass" in text and "| 0 device | **no** | 1 | 1 | 1 | 1 |" in text and "check 3: why <&> more" in text
+
+
+def test_reports_of_parts_make_one() -> None:
+    first, again = report(Outcome.FAILED, Outcome.PASSED), report(Outcome.PASSED)
+    other = Report("chip", {"date": "today"}, {"rope": ["mine"]}, (3,), [Result(3, "a world of 1", Outcome.PASSED)])
+    whole = Report.from_json(first.to_json()).joined(other).joined(again)
+    assert Report.from_json(whole.to_json()) == whole
+    assert [(one.level, one.name, one.outcome) for one in whole.results] == [
+        (0, "check 0", Outcome.PASSED), (0, "check 1", Outcome.PASSED), (3, "a world of 1", Outcome.PASSED),
+    ]  # fmt: skip
+    assert whole.passed() and whole.levels == (0, 3) and set(whole.facts) == {"device", "date"} and set(whole.kernels) == {"gemm", "rope"}
+
+
+def test_a_whole_name_is_one_check_and_a_part_of_names_several() -> None:
+    def names(*only: str) -> list[str]:
+        return [result.name for result in run_levels("cpu", (2,), only=only).results]
+
+    assert names("replay equals eager on changed inputs [1]") == ["replay equals eager on changed inputs [1]"]
+    assert len(names("replay equals eager on changed inputs")) > 1
 
 
 def run(target: Target, name: str, checks: Callable[[Target], Any]) -> Result:

@@ -1,0 +1,93 @@
+"""The conformance suite in parts, a process each, for devices whose runtime keeps all that it ever compiled; one report of all of them.
+
+    python ci/conformance_parts.py --device tpu --out docs/vendor/tpu-conformance [--level N]… [--check TEXT]…
+
+Writes OUT.json and OUT.md after every part. What OUT.json says of checks that were not asked for stays. A process that ends before its
+report is there is a failure of its checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from pagoda.serving.conformance.report import LEVELS, Outcome, Report, Result
+from pagoda.serving.conformance.runner import all_checks, open_target
+
+TOGETHER = (100, 6, 100, 100, 1, 1)
+"""Checks that a process runs, by level."""
+
+Named = tuple[int, str]
+"""A check: its level and name."""
+
+
+def main(arguments: list[str]) -> int:
+    asked = _parser().parse_args(arguments)
+    if asked.names:
+        for check in all_checks(open_target(asked.device), range(len(LEVELS))):
+            print(check.level, check.name)
+        return 0
+    wanted = [
+        (level, name)
+        for level, name in _named(asked.device)
+        if (not asked.level or level in asked.level) and (not asked.check or any(text in name for text in asked.check))
+    ]
+    file = Path(f"{asked.out}.json")
+    report = Report.from_json(file.read_text(encoding="utf-8")) if file.exists() else None
+    for part in _parts(wanted):
+        fresh = _run(asked.device, part)
+        report = fresh if report is None else report.joined(fresh)
+        file.write_text(report.to_json(), encoding="utf-8")
+        file.with_suffix(".md").write_text(report.to_markdown(), encoding="utf-8")
+    return 0 if report is not None and all(report.passed(level) for level in {level for level, _ in wanted}) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--out", type=Path, help="the report, without its ending")
+    parser.add_argument("--level", type=int, action="append")
+    parser.add_argument("--check", action="append", help="only checks with this in their name")
+    parser.add_argument("--names", action="store_true", help="print level and name of each check")
+    return parser
+
+
+def _named(device: str) -> list[Named]:
+    """All checks, by a process of their own: opening the device here would keep its memory."""
+    found = subprocess.run([sys.executable, __file__, "--device", device, "--names"], stdout=subprocess.PIPE, text=True, check=True)
+    lines = (line.partition(" ") for line in found.stdout.splitlines() if line[:1].isdigit())
+    return [(int(level), name) for level, _, name in lines]
+
+
+def _parts(checks: list[Named]) -> Iterator[list[Named]]:
+    for level, of_level in groupby(checks, lambda check: check[0]):
+        mine = list(of_level)
+        for at in range(0, len(mine), TOGETHER[level]):
+            yield mine[at : at + TOGETHER[level]]
+
+
+def _run(device: str, part: list[Named]) -> Report:
+    """Its report; one whose process has ended too soon is run again check by check."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "pagoda.serving.cli.main", "conformance", "--device", device, "--level", str(part[0][0])]
+        ended = subprocess.run([*command, *(f"--check={name}" for _, name in part), "--json", str(file)], check=False)
+        if file.exists():
+            return Report.from_json(file.read_text(encoding="utf-8"))
+    if len(part) > 1:
+        first, *others = (_run(device, [check]) for check in part)
+        for other in others:
+            first = first.joined(other)
+        return first
+    ((level, name),) = part
+    lost = Result(level, name, Outcome.FAILED, f"its process ended with {ended.returncode} before it could report")
+    return Report(device, {}, {}, (level,), [lost])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
