@@ -1,7 +1,7 @@
 """Where a decode step's time goes: `python benchmarks/gpu_profile.py --bench DIR --model NAME --batches 1,8,256`.
 
-For each batch it prints kernels by time, the device's idle share between them, and milliseconds a step with and without the profiler.
-DIR as in `gpu_workloads.py`. Writes the same as JSON.
+For each batch it prints kernels by time, the device's idle share between them, and milliseconds a step with and without the profiler;
+with `--prefill 8x4096`, the same of that many prompts of that length with a token each, for every 8,192 tokens. DIR as in `gpu_workloads.py`. Writes the same as JSON.
 """
 
 from __future__ import annotations
@@ -56,14 +56,8 @@ def measure(engine: DummyEngine, prompts: list[list[int]], steps: int) -> dict[s
     began = time.perf_counter()
     engine.generate(prompts, steps + 1)
     step_ms = 1e3 * (time.perf_counter() - began - first) / steps
-    with profile(activities=[ProfilerActivity.CUDA]) as traced:
-        began = time.perf_counter()
-        engine.generate(prompts, steps + 1)
-        traced_ms = 1e3 * (time.perf_counter() - began - first) / steps
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")
-        traced.export_chrome_trace(str(path))
-        kernels = kernels_of(path)
+    kernels, seconds = traced(engine, prompts, steps + 1)
+    traced_ms = 1e3 * (seconds - first) / steps
     # The prompt's part is left out: from the end of the first tenth of the kernels on.
     found = summary(kernels[len(kernels) // 10 :], round(0.9 * steps))
     # Tracing slows the host, not the kernels: what they do not fill of an untraced step is the share that counts.
@@ -71,7 +65,29 @@ def measure(engine: DummyEngine, prompts: list[list[int]], steps: int) -> dict[s
     return {"step_ms": step_ms, "traced_step_ms": traced_ms, "untraced_idle_share": idle, **found}
 
 
-def show(batch: int, found: dict[str, Any]) -> None:
+def measure_prefill(engine: DummyEngine, prompts: list[list[list[int]]]) -> dict[str, Any]:
+    """Three draws of prompts with one token each: a first time, timed, traced. Steps are of 8,192 tokens."""
+    engine.generate(prompts[0], 1)
+    began = time.perf_counter()
+    engine.generate(prompts[1], 1)
+    seconds = time.perf_counter() - began
+    steps = sum(map(len, prompts[1])) / 8192
+    return {"step_ms": 1e3 * seconds / steps, **summary(traced(engine, prompts[2], 1)[0], steps)}
+
+
+def traced(engine: DummyEngine, prompts: list[list[int]], tokens: int) -> tuple[list[tuple[float, float, str]], float]:
+    """The device's kernels, and the seconds that it took."""
+    with profile(activities=[ProfilerActivity.CUDA]) as tracer:
+        began = time.perf_counter()
+        engine.generate(prompts, tokens)
+        seconds = time.perf_counter() - began
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        tracer.export_chrome_trace(str(path))
+        return kernels_of(path), seconds
+
+
+def show(batch: int | str, found: dict[str, Any]) -> None:
     head = {name: round(value, 3) for name, value in found.items() if name != "kernels"}
     print(f"batch {batch}: {head}", flush=True)
     for row in found["kernels"][:24]:
@@ -85,20 +101,27 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8,256")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
+    parser.add_argument("--prefill", help="such as 8x4096: that many prompts of that length, beside the batches")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("gpu-profile.json"))
     options = parser.parse_args()
     workloads = load_workloads(options.bench)
     spec = workloads.load_spec(options.bench / "workloads.json")
+    model = spec["models"][options.model]
     config = workloads.model_config(spec, options.model)
     source = workloads.PromptSource(config["vocab_size"], spec["seed"])
-    settings = {"device": options.device, "dtype": spec["models"][options.model]["dtype"], **spec["engine"]}
+    settings = {"device": options.device, "dtype": model["dtype"], "quantization": model["quantization"], **spec["engine"]}
     result: dict[str, Any] = {"model": options.model, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "batches": {}}
     with DummyEngine(config, max_num_batched_tokens=8192, **settings) as engine:
         result["device"] = engine.facts.device
-        for batch in map(int, options.batches.split(",")):
+        for batch in map(int, filter(None, options.batches.split(","))):
             found = result["batches"][batch] = measure(engine, source.batch(batch, options.prompt), options.steps)
             show(batch, found)
+            options.out.write_text(json.dumps(result, indent=1))
+        if options.prefill:
+            count, length = map(int, options.prefill.split("x"))
+            found = result["prefill"] = measure_prefill(engine, [source.batch(count, length) for _ in range(3)])
+            show(options.prefill, found)
             options.out.write_text(json.dumps(result, indent=1))
 
 

@@ -54,6 +54,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", default="device-check")
     parser.add_argument("--parity", help="folder of checkpoints with reference.safetensors")
+    parser.add_argument("--levels", default="0,1,2,3,4,5", help="of conformance")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that check kernels at once")
     parser.add_argument("--steps", default="kernels,parity,shape")
     return parser.parse_args()
 
@@ -87,14 +89,15 @@ def kernels(options: argparse.Namespace) -> dict[str, Any]:
 
 def parity(options: argparse.Namespace) -> dict[str, Any]:
     from pagoda.hal.discovery import choose
-    from pagoda.serving.cli.parity import check
+    from pagoda.serving.cli.parity_run import check
 
     backend = choose(options.device).backend
-    reports = []
-    for path in sorted(Path(options.parity).iterdir()):
-        reports.append(check(path, backend))
-        print(reports[-1], flush=True)
-    rows = [{"checkpoint": Path(r.path).name, "passed": r.passed, "line": str(r)} for r in reports]
+    rows: list[dict[str, Any]] = []
+    for dtype in ("float32", "bfloat16"):
+        for path in sorted(Path(options.parity).iterdir()):
+            report = check(path, backend, dtype=dtype)
+            print(dtype, report, flush=True)
+            rows.append({"checkpoint": path.name, "dtype": dtype, "passed": report.passed, "line": str(report).replace(str(path), path.name)})
     return {"ok": bool(rows) and all(row["passed"] for row in rows), "checkpoints": rows}
 
 
@@ -140,10 +143,12 @@ def conformance(options: argparse.Namespace) -> dict[str, Any]:
     """The whole conformance suite; its report lies beside the results as Markdown and JUnit."""
     from pagoda.serving.conformance.runner import run_levels
 
-    report = run_levels(options.device, say=lambda result: print(f"{result.outcome.value} {result.level} {result.name}", flush=True))
+    levels = tuple(int(level) for level in options.levels.split(","))
+    report = run_levels(options.device, levels, lambda found: print(found.outcome.value, found.level, found.name, flush=True), jobs=options.jobs)
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "conformance.md").write_text(report.to_markdown())
+    (folder / "conformance.json").write_text(report.to_json())
     (folder / "conformance.xml").write_text(report.to_junit())
     return {"ok": report.passed(), "levels": {level: report.passed(level) for level in report.levels}}
 

@@ -20,13 +20,14 @@ def conformance(
         list[str] | None,
         typer.Option(help="Run only the check of this name, or those with this in their names, as gemm=native; repeatable."),
     ] = None,
+    jobs: Annotated[int, typer.Option(help="Processes that check kernels at once; helps where a compiler is what takes time.", min=1)] = 1,
     junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML to this file.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown to this file.")] = None,
 ) -> None:
     """Run the conformance suite on a device; exits 0 when every level that ran passed."""
     levels = tuple(sorted(set(level))) if level else tuple(range(len(LEVELS)))
-    report = run_levels(device, levels, say=_say, only=check or ())
+    report = run_levels(device, levels, say=_say, only=check or (), jobs=jobs)
     for path, text in ((junit, report.to_junit), (json, report.to_json), (markdown, report.to_markdown)):
         if path is not None:
             path.write_text(text(), encoding="utf-8")

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pagoda.hal.discovery import choose
 from pagoda.serving.cli.parity_run import Report, check
-from pagoda.serving.conformance.comparison import Tolerance
+from pagoda.serving.conformance.comparison import TOLERANCES, Tolerance
+
+
+class Precision(StrEnum):
+    """What a checkpoint may be run in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
 
 
 def parity(
@@ -18,14 +26,21 @@ def parity(
     device: Annotated[str, typer.Option(help="Backend to run on.")] = "auto",
     tp: Annotated[int, typer.Option(help="Ranks that each layer is split over.", min=1)] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-    tolerance: Annotated[float, typer.Option(help="Largest error, in standard deviations of the reference.")] = 1e-3,
-    tie: Annotated[float, typer.Option(help="Largest lead of a token, in standard deviations, that counts as a tie.")] = 0.02,
+    dtype: Annotated[Precision, typer.Option(help="Of weights and sums; the reference is float32.")] = Precision.FLOAT32,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Largest error, in standard deviations of the reference. Default: 1e-3, for bfloat16 0.1.")
+    ] = None,
+    tie: Annotated[
+        float | None, typer.Option(help="Largest lead of a token, in standard deviations, that is a tie. Default: 0.02, for bfloat16 0.15.")
+    ] = None,
 ) -> None:
-    """Compare this build with recorded reference outputs, in float32. Fails when a checkpoint differs."""
+    """Compare this build with recorded reference outputs. Fails when a checkpoint differs."""
     backend = choose(device).backend
+    usual = TOLERANCES[dtype.value]
+    allowed = Tolerance(usual.error if tolerance is None else tolerance, usual.tie if tie is None else tie)
     reports = []
     for path in checkpoints:
-        reports.append(check(path, backend, tp, Tolerance(tolerance, tie)))
+        reports.append(check(path, backend, tp, allowed, dtype.value))
         if not as_json:
             typer.echo(str(reports[-1]))
     if as_json:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pagoda.serving.conformance.comparison import Terms
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.frontend.outputs import RequestOutput
 from pagoda.serving.sdk import LLM
@@ -21,12 +22,12 @@ def is_crossed(reference: Reference) -> bool:
     return f"{NAME}.prompt" in reference
 
 
-def run_crossed(path: Path, device: str, reference: Reference, ranks: int, params: SamplingParams) -> list[RequestOutput]:
+def run_crossed(path: Path, device: str, reference: Reference, terms: Terms, params: SamplingParams) -> list[RequestOutput]:
     """The answers to the same input twice at once, with others of other lengths between, and once more with all that is kept of it."""
     longest = len(reference[f"{NAME}.prompt"]) + len(reference[f"{NAME}.tokens"])
     pair = _pair(reference)
     with LLM(
-        str(path), device=device, dtype="float32", max_model_len=longest, tensor_parallel_size=ranks, kv_cache_memory_bytes=POOL_BYTES,
+        str(path), device=device, dtype=terms.dtype, max_model_len=longest, tensor_parallel_size=terms.ranks, kv_cache_memory_bytes=POOL_BYTES,
         skip_tokenizer_init=True,
     ) as llm:  # fmt: skip
         outputs = llm.generate([pair, *_others(pair), pair], params, use_tqdm=False)

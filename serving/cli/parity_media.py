@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from pagoda.serving.cli.parity_answers import engine_findings, greedy_params, logprobs_finding
-from pagoda.serving.conformance.comparison import Finding, Tolerance
+from pagoda.serving.conformance.comparison import Finding, Terms
 from pagoda.serving.sdk import LLM
 
 PROMPTS, INPUTS = ("vlm", "seq2seq"), "inputs."
@@ -23,7 +23,7 @@ def is_media(reference: Reference, config: Mapping[str, Any]) -> bool:
     return "vlm.prompt" in reference or ("seq2seq.prompt" in reference and "audio_token_id" in config)
 
 
-def check_media(path: Path, device: str, reference: Reference, ranks: int, tolerance: Tolerance) -> list[Finding]:
+def check_media(path: Path, device: str, reference: Reference, terms: Terms) -> list[Finding]:
     """Twice: the second time embeddings, and pages where the prompt fills any, are there already."""
     asked = next(name for name in PROMPTS if f"{name}.prompt" in reference)
     ids = reference[f"{asked}.prompt"].tolist()
@@ -33,17 +33,17 @@ def check_media(path: Path, device: str, reference: Reference, ranks: int, toler
     with LLM(
         str(path),
         device=device,
-        dtype="float32",
+        dtype=terms.dtype,
         max_model_len=len(ids) + len(reference[f"{asked}.tokens"]),
-        tensor_parallel_size=ranks,
+        tensor_parallel_size=terms.ranks,
         kv_cache_memory_bytes=POOL_BYTES,
         skip_tokenizer_init=True,
     ) as llm:
         for turn in ("engine", "again"):
             (output,) = llm.generate([prompt], greedy_params(reference, asked, turn == "engine"), use_tqdm=False)
             answer = output.outputs[0]
-            findings += engine_findings(asked, list(answer.token_ids), answer.logprobs or [], reference, tolerance, turn)
+            findings += engine_findings(asked, list(answer.token_ids), answer.logprobs or [], reference, terms.tolerance, turn)
             if output.prompt_logprobs is not None:
                 got = [row for row in output.prompt_logprobs if row is not None]
-                findings.append(logprobs_finding(f"{asked}.prompt_logprobs", got, reference[f"{asked}.full_logits"], tolerance))
+                findings.append(logprobs_finding(f"{asked}.prompt_logprobs", got, reference[f"{asked}.full_logits"], terms.tolerance))
     return findings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from pagoda.serving.conformance.comparison import Finding, Tolerance, compare_values
+from pagoda.serving.conformance.comparison import Finding, Terms, compare_values
 from pagoda.serving.engine.pooling import PoolingParams
 from pagoda.serving.sdk import LLM
 
@@ -19,7 +19,7 @@ def is_pooled(reference: Reference) -> bool:
     return any(name.endswith((".hidden", ".scores")) for name in reference)
 
 
-def check_pooled(path: Path, device: str, reference: Reference, turns: list[list[str]], ranks: int, tolerance: Tolerance) -> list[Finding]:
+def check_pooled(path: Path, device: str, reference: Reference, turns: list[list[str]], terms: Terms) -> list[Finding]:
     """Of vectors: each token's state, their mean, and the mean with length 1; of scores: those before any activation."""
     vectors = any(name.endswith(".hidden") for name in reference)
     longest = max(len(reference[f"{name}.prompt"]) for names in turns for name in names)
@@ -28,11 +28,11 @@ def check_pooled(path: Path, device: str, reference: Reference, turns: list[list
     with LLM(
         str(path),
         device=device,
-        dtype="float32",
+        dtype=terms.dtype,
         runner="pooling",
         pooler_config=config,
         max_model_len=longest,
-        tensor_parallel_size=ranks,
+        tensor_parallel_size=terms.ranks,
         kv_cache_memory_bytes=POOL_BYTES,
         skip_tokenizer_init=True,
     ) as llm:
@@ -42,7 +42,7 @@ def check_pooled(path: Path, device: str, reference: Reference, turns: list[list
                 outputs = llm.encode(prompts, params, use_tqdm=False)
                 for name, output in zip(names, outputs, strict=True):
                     got = torch.from_numpy(output.outputs.data.copy())
-                    findings.append(compare_values(f"{name}.{suffix}", got, reference[f"{name}.{suffix}"], tolerance))
+                    findings.append(compare_values(f"{name}.{suffix}", got, reference[f"{name}.{suffix}"], terms.tolerance))
     return findings
 
 

@@ -22,7 +22,7 @@ from pagoda.serving.cli.parity_answers import engine_findings, greedy_params, lo
 from pagoda.serving.cli.parity_crossed import NAME, is_crossed, run_crossed
 from pagoda.serving.cli.parity_media import check_media, is_media
 from pagoda.serving.cli.parity_pooled import check_pooled, is_pooled
-from pagoda.serving.conformance.comparison import Finding, Tolerance, compare_greedy, compare_values
+from pagoda.serving.conformance.comparison import TOLERANCES, Finding, Terms, Tolerance, compare_greedy, compare_values
 from pagoda.serving.frontend.outputs import RequestOutput
 from pagoda.serving.sdk import LLM
 from safetensors.torch import load_file
@@ -61,22 +61,22 @@ class Report:
         return " ".join([*parts, *(["", "; ".join(red)] if red else ())])
 
 
-def check(path: Path, backend: Backend, ranks: int = 1, tolerance: Tolerance | None = None) -> Report:
-    """Run one checkpoint and compare; an error of ours becomes part of the report."""
-    tolerance = tolerance or Tolerance()
+def check(path: Path, backend: Backend, ranks: int = 1, tolerance: Tolerance | None = None, dtype: str = "float32") -> Report:
+    """Run one checkpoint and compare; an error of ours becomes part of the report. `tolerance`: the dtype's, where None."""
+    terms = Terms(ranks, dtype, tolerance or TOLERANCES[dtype])
     try:
         if not (path / REFERENCE).is_file():
             raise ConfigError(f"there is no {REFERENCE} beside the checkpoint; give a folder that the parity oracle made")
         reference = load_file(path / REFERENCE)
         if is_pooled(reference):
-            return Report(str(path), tuple(check_pooled(path, backend.name, reference, turns(reference), ranks, tolerance)))
+            return Report(str(path), tuple(check_pooled(path, backend.name, reference, turns(reference), terms)))
         if is_media(reference, open_checkpoint(path).config):
-            return Report(str(path), tuple(check_media(path, backend.name, reference, ranks, tolerance)))
+            return Report(str(path), tuple(check_media(path, backend.name, reference, terms)))
         if is_crossed(reference):
-            outputs = run_crossed(path, backend.name, reference, ranks, greedy_params(reference, NAME))
-            return Report(str(path), tuple(found for output in outputs for found in _findings(NAME, output, reference, tolerance)))
-        findings = [*_check_model(open_checkpoint(path), backend, reference, ranks, tolerance)]
-        findings += _check_engine(path, backend.name, reference, ranks, tolerance)
+            outputs = run_crossed(path, backend.name, reference, terms, greedy_params(reference, NAME))
+            return Report(str(path), tuple(found for output in outputs for found in _findings(NAME, output, reference, terms.tolerance)))
+        findings = [*_check_model(open_checkpoint(path), backend, reference, terms)]
+        findings += _check_engine(path, backend.name, reference, terms)
     except PagodaError as error:
         return Report(str(path), error=f"{type(error).__name__}: {error}")
     return Report(str(path), tuple(findings))
@@ -89,25 +89,26 @@ def turns(reference: Reference) -> list[list[str]]:
     return [*([name] for name in names if name not in together), *([together] if together else [])]
 
 
-def _check_model(checkpoint: Checkpoint, backend: Backend, reference: Reference, ranks: int, tolerance: Tolerance) -> list[Finding]:
+def _check_model(checkpoint: Checkpoint, backend: Backend, reference: Reference, terms: Terms) -> list[Finding]:
     """The model alone; all ranks run in threads of this process, rank 0 is compared."""
     address = f"127.0.0.1:{_free_port()}"
-    with ThreadPoolExecutor(ranks) as pool:
-        jobs = [pool.submit(_rank, checkpoint, backend, reference, Topology(rank, ranks, address, "tp")) for rank in range(ranks)]
+    groups = [Topology(rank, terms.ranks, address, "tp") for rank in range(terms.ranks)]
+    with ThreadPoolExecutor(terms.ranks) as pool:
+        jobs = [pool.submit(_rank, checkpoint, backend, reference, topology, terms.dtype) for topology in groups]
         results = [job.result() for job in jobs]
     answers, full = results[0]
-    findings = [finding for name, answer in answers.items() for finding in _greedy(name, answer, reference, tolerance)]
+    findings = [finding for name, answer in answers.items() for finding in _greedy(name, answer, reference, terms.tolerance)]
     if full is not None:
-        findings.append(compare_values(f"{FULL}.full_logits", full, reference[f"{FULL}.full_logits"], tolerance))
+        findings.append(compare_values(f"{FULL}.full_logits", full, reference[f"{FULL}.full_logits"], terms.tolerance))
     return findings
 
 
 def _rank(
-    checkpoint: Checkpoint, backend: Backend, reference: Reference, topology: Topology
+    checkpoint: Checkpoint, backend: Backend, reference: Reference, topology: Topology, dtype: str
 ) -> tuple[dict[str, Answer], torch.Tensor | None]:
     device = backend.open(topology.rank if len(backend.devices()) > 1 else 0)
     table = kernel_table(backend, device.info)
-    description = describe(checkpoint, dtype="float32", shard=Shard(topology.rank, topology.world), table=table)
+    description = describe(checkpoint, dtype=dtype, shard=Shard(topology.rank, topology.world), table=table)
     communicator: Communicator | None = device.communicator(topology) if topology.world > 1 else None
     model = load_model(description, device, table, communicator)
     answers: dict[str, Answer] = {}
@@ -129,17 +130,17 @@ def _greedy(name: str, answer: Answer, reference: Reference, tolerance: Toleranc
     return compare_greedy(name, *answer, reference[f"{name}.tokens"].tolist(), reference[f"{name}.logits"], tolerance)
 
 
-def _check_engine(path: Path, device: str, reference: Reference, ranks: int, tolerance: Tolerance) -> list[Finding]:
+def _check_engine(path: Path, device: str, reference: Reference, terms: Terms) -> list[Finding]:
     """Through the engine: greedy tokens, and the log-probabilities of the likeliest ids at every position."""
     longest = max(len(_prompt(reference, name)) + len(reference[f"{name}.tokens"]) for names in turns(reference) for name in names)
     findings: list[Finding] = []
     sizes = COMPILED if _static_shapes(device) else {"kv_cache_memory_bytes": POOL_BYTES}
-    with LLM(str(path), device=device, dtype="float32", max_model_len=longest, tensor_parallel_size=ranks, **sizes) as llm:
+    with LLM(str(path), device=device, dtype=terms.dtype, max_model_len=longest, tensor_parallel_size=terms.ranks, **sizes) as llm:
         for names in turns(reference):
             params = [greedy_params(reference, name) for name in names]
             outputs = llm.generate([{"prompt_token_ids": _prompt(reference, name)} for name in names], params, use_tqdm=False)
             for name, output in zip(names, outputs, strict=True):
-                findings += _findings(name, output, reference, tolerance)
+                findings += _findings(name, output, reference, terms.tolerance)
     return findings
 
 

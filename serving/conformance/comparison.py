@@ -16,6 +16,19 @@ class Tolerance:
     tie: float = 0.02
 
 
+TOLERANCES = {"float32": Tolerance(), "bfloat16": Tolerance(0.1, 0.15)}
+"""By compute dtype. In bfloat16 transformers itself is off by up to 0.06 and parts at leads of up to 0.09."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a checkpoint is run and judged: `ranks` that each layer is split over, `dtype` of its weights and sums."""
+
+    ranks: int = 1
+    dtype: str = "float32"
+    tolerance: Tolerance = TOLERANCES["float32"]
+
+
 @dataclass(frozen=True)
 class Finding:
     """One comparison. `error`: the largest, in standard deviations; `compared`: rows or tokens that it covers."""

@@ -38,7 +38,7 @@ class ConformanceItem(pytest.Item):
 
     def runtest(self) -> None:
         from pagoda.serving.conformance.report import Outcome
-        from pagoda.serving.conformance.runner import run_check
+        from pagoda.serving.conformance.results import run_check
 
         result = run_check(self._check, self._target)
         if result.outcome is Outcome.UNCLAIMED:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import platform
-import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 
 from pagoda.hal.device import Device
 from pagoda.hal.discovery import choose
-from pagoda.hal.errors import ConfigError, PagodaError
+from pagoda.hal.errors import ConfigError
 from pagoda.hal.info import Feature
 from pagoda.ops.table import candidates
 from pagoda.serving.conformance import level0_device, level1_kernels, level2_graphs, level3_collectives, level4_models, level5_engine
-from pagoda.serving.conformance.check import Check, FailedError, SkippedError, Target, UnclaimedError
-from pagoda.serving.conformance.report import LEVELS, Outcome, Report, Result
+from pagoda.serving.conformance.check import Check, Target
+from pagoda.serving.conformance.report import LEVELS, Report, Result
+from pagoda.serving.conformance.results import results_of
 
 CHECKS: tuple[Callable[[Target], Iterator[Check]], ...] = (
     level0_device.checks,
@@ -44,11 +43,16 @@ def all_checks(target: Target, levels: Iterable[int]) -> list[Check]:
 
 
 def run_levels(
-    name: str, levels: tuple[int, ...] = tuple(range(len(LEVELS))), say: Callable[[Result], None] | None = None, only: Sequence[str] = ()
+    name: str,
+    levels: tuple[int, ...] = tuple(range(len(LEVELS))),
+    say: Callable[[Result], None] | None = None,
+    only: Sequence[str] = (),
+    jobs: int = 1,
 ) -> Report:
     """Run `levels` on device `name`, or the checks of them that `only` asks for: by the whole name, or by a part of several names.
 
-    `say` is told each result as it comes.
+    `say` is told each result as it comes. Kernels, most of whose time is their compiler's, are checked in `jobs` processes at once where
+    that is more than one.
     """
     unknown = [level for level in levels if not 0 <= level < len(CHECKS)]
     if unknown:
@@ -63,32 +67,11 @@ def run_levels(
     if only:
         levels = tuple(sorted({check.level for check in chosen}))
     report = Report(target.backend.name, _facts(target.device), _kernels(target), levels)
-    for check in chosen:
-        result = run_check(check, target)
+    for result in results_of(chosen, target, jobs):
         report.results.append(result)
         if say is not None:
             say(result)
     return report
-
-
-def run_check(check: Check, target: Target) -> Result:
-    """One check; never raises for what the device does wrong."""
-    start = time.perf_counter()
-    outcome, detail = _answer(check, target)
-    return Result(check.level, check.name, outcome, detail, time.perf_counter() - start)
-
-
-def _answer(check: Check, target: Target) -> tuple[Outcome, str]:
-    try:
-        return Outcome.PASSED, check.run(target) or ""
-    except UnclaimedError as reason:
-        return Outcome.UNCLAIMED, str(reason)
-    except SkippedError as reason:
-        return Outcome.SKIPPED, str(reason)
-    except (FailedError, PagodaError) as error:
-        return Outcome.FAILED, str(error) if isinstance(error, FailedError) else f"{type(error).__name__}: {error}"
-    except Exception:
-        return Outcome.FAILED, traceback.format_exc(limit=-4)
 
 
 def _facts(device: Device) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pagoda.hal.kv import CacheGroup, KVLayout, NeutralPages
 from pagoda.serving.conformance import level4_models
 from pagoda.serving.conformance.check import Target
 from pagoda.serving.conformance.report import Outcome, Result
-from pagoda.serving.conformance.runner import run_check
+from pagoda.serving.conformance.results import run_check
 
 KIND = "grouped queries"
 WRONG = """
