@@ -1,5 +1,5 @@
 """Layers as a decode step runs them, in one CUDA graph: `python benchmarks/gpu_layer.py [--write]`, Llama's 8B with float8 weights or
-(`--model 0.6B`) Qwen3's 0.6B in bfloat16.
+(`--model 0.6B`, `--model 8B-bf16`) Qwen3's 0.6B or the 8B in bfloat16.
 
 Splits of attention and ways of each product are tried in their surroundings, where kernels start before others end. Prints µs a layer;
 `--write` puts the winners into the table that the kernels read.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,9 +28,9 @@ from pagoda.ops.linear_fp8 import GemmFp8Facts, quantised
 from pagoda.ops.norm import NormFacts
 from pagoda.ops.norm_gemm import NormGemmFacts
 from pagoda.ops.triton.act_gemm import ActGemm
-from pagoda.ops.triton.gemm import Gemm
+from pagoda.ops.triton.gemm import Gemm, multiply
 from pagoda.ops.triton.gemm_fp8 import GemmFp8
-from pagoda.ops.triton.gemm_routes import ONE_SCALE, Fp8Route, Route, route
+from pagoda.ops.triton.gemm_routes import ONE_SCALE, VECTORS, Fp8Route, Route, route
 from pagoda.ops.triton.norm_gemm_fp8 import NormGemmFp8
 from pagoda.ops.triton.paged_attention import PagedAttention
 from pagoda.ops.triton.pointwise import AddRmsNorm, SiluAndMul
@@ -37,22 +38,27 @@ from pagoda.ops.triton.pointwise import AddRmsNorm, SiluAndMul
 SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "up": (28672, 4096), "down": (4096, 14336)}
 """(columns, inner) of a layer's products, in their order."""
 LAYERS = 6
+TILES = ((32, 128, 5), (32, 256, 3), (16, 256, 4), (64, 128, 4))
+"""Columns, inner numbers and stages that are tried."""
+
+
+SMALL = {"qkv": (4096, 1024), "out": (1024, 2048), "up": (6144, 1024), "down": (1024, 3072)}
 
 
 class Plain:
-    """Some layers of the 0.6B with weights of their own, `rows` requests (several) behind `context` keys; without rotation."""
+    """Some layers in bfloat16 with weights of their own, `rows` requests (several) behind `context` keys; without rotation."""
 
-    shapes, layers = {"qkv": (4096, 1024), "out": (1024, 2048), "up": (6144, 1024), "down": (1024, 3072)}, 12
-
-    def __init__(self, rows: int, context: int) -> None:
-        self.rows, self.bench = rows, Bench(Shape("layer", (16, 8), rows, 1, context), 64)
+    def __init__(self, rows: int, context: int, small: bool) -> None:
+        self.shapes, self.layers, self.heads = (SMALL, 12, (16, 8)) if small else (SHAPES, LAYERS, (32, 8))
+        self.width = self.shapes["qkv"][1]
+        self.rows, self.bench = rows, Bench(Shape("layer", self.heads, rows, 1, context), 64)
         self.attention = PagedAttention(self.bench.facts)
         self.plan = self.attention.plan(replace(self.bench.batch, max_seq=8192))
         self.gemms = {name: Gemm(GemmFacts("bfloat16", inner, columns)) for name, (columns, inner) in self.shapes.items()}
-        self.norm, self.act = AddRmsNorm(NormFacts("bfloat16", 1024, 1e-6)), SiluAndMul(ActivationFacts("bfloat16", "silu"))
+        self.norm, self.act = AddRmsNorm(NormFacts("bfloat16", self.width, 1e-6)), SiluAndMul(ActivationFacts("bfloat16", "silu"))
         self.weights = [{name: self._weight(*shape) for name, shape in self.shapes.items()} for _ in range(self.layers)]
-        self.ones = {"weight": torch.ones(1024, device="cuda", dtype=torch.bfloat16)}
-        self.x = torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16)
+        self.ones = {"weight": torch.ones(self.width, device="cuda", dtype=torch.bfloat16)}
+        self.x = torch.randn(rows, self.width, device="cuda", dtype=torch.bfloat16)
 
     def _weight(self, columns: int, inner: int) -> dict[str, torch.Tensor]:
         return {"weight": torch.randn(columns, inner, device="cuda", dtype=torch.bfloat16) * inner**-0.5}
@@ -61,7 +67,7 @@ class Plain:
         x, residual, gemms = self.x, self.x, self.gemms
         for index, packed in enumerate(self.weights):
             normed, residual = self.norm.run(self.ones, x, residual)
-            q = gemms["qkv"].run(packed["qkv"], normed)[:, :2048].unflatten(1, (16, 128))
+            q = gemms["qkv"].run(packed["qkv"], normed)[:, : 128 * self.heads[0]].unflatten(1, (self.heads[0], 128))
             pages = self.bench.pages[index % len(self.bench.pages)]
             seen = self.attention.run(q, *pages, self.bench.batch, self.plan) if attend else q
             normed, residual = self.norm.run(self.ones, gemms["out"].run(packed["out"], seen.flatten(1)), residual)
@@ -77,11 +83,16 @@ class Plain:
     def time(self, attend: bool = True) -> float:
         return timed([partial(self.run, attend)]) / self.layers
 
-    @staticmethod
-    def ways(name: str) -> list[Route | None]:
-        """Candidates of this product."""
-        tiles = [(32, 128, 5, split) for split in {"qkv": (1, 2), "up": (1,)}.get(name, (2, 4))]
-        return [Route(block_n, block_k, split, 4, stages) for block_n, block_k, stages, split in tiles]
+    def ways(self, name: str) -> list[Route | None]:
+        """Candidates of this product: torch's, and tiles that give every processor something to do."""
+        columns, inner = self.shapes[name]
+        found: list[Route | None] = [None, *(VECTORS if self.rows == 1 else ())]
+        for block_n, block_k, stages in TILES:
+            for split in (1, 2, 3, 4, 6):
+                steps = inner / block_k / split
+                if 120 <= columns / block_n * split <= 800 and steps >= 1:
+                    found.append(Route(block_n, block_k, split, 4, stages))
+        return found
 
 
 class Layers:
@@ -168,7 +179,7 @@ def search(layers: Plain | Layers, deadline: float, save: Callable[[str, Any], N
                 break
             layers.use(name, way)
             error = float(((layers.run().float() - true).norm() / true.norm()).cpu())
-            spent = times[json.dumps(list(way))] = layers.time()
+            spent = times[json.dumps(way and list(way))] = layers.time()
             if not error < 0.1:
                 print(f"  wrong: {name} {way} {error}", flush=True)
             elif spent < best - 0.1:
@@ -180,16 +191,32 @@ def search(layers: Plain | Layers, deadline: float, save: Callable[[str, Any], N
     return [[*layers.shapes[name], {1: 1, 8: 16}.get(rows, rows), list(way) if way else None] for name, way in chosen.items()]
 
 
+def compile_some(part: int, of: int, counts: list[int]) -> None:
+    """Compile every `of`-th way of a bfloat16 product; the cache on disk keeps them for the process that measures."""
+    weight, arrived = torch.zeros(4096, 3072, dtype=torch.bfloat16, device="cuda"), torch.zeros(256, dtype=torch.int32, device="cuda")
+    jobs = [(rows, Route(block_n, block_k, split, 4, stages)) for rows in counts for block_n, block_k, stages in TILES for split in (1, 2)]
+    for rows, way in jobs[part::of]:
+        multiply(torch.zeros(rows, 3072, dtype=torch.bfloat16, device="cuda"), weight, None, arrived, way)
+    torch.cuda.synchronize()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=("8B", "0.6B"), default="8B")
+    parser.add_argument("--model", choices=("8B", "0.6B", "8B-bf16"), default="8B")
+    parser.add_argument("--compile", help="PART/OF: compile only, for the processes that this one starts")
     parser.add_argument("--rows", default="1,8")
     parser.add_argument("--context", type=int, default=384)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("gpu-layer.json"))
     options = parser.parse_args()
-    plain = options.model == "0.6B"
+    plain = options.model != "8B"
+    if options.compile:
+        return compile_some(*map(int, options.compile.split("/")), [int(rows) for rows in options.rows.split(",")])
+    if plain:
+        asked = [sys.executable, __file__, "--rows", options.rows, "--model", options.model]
+        for helper in [subprocess.Popen([*asked, "--compile", f"{part}/12"]) for part in range(12)]:
+            helper.wait()
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     results["date"] = subprocess.run(["date", "+%F"], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -200,7 +227,7 @@ def main() -> None:
     begin, counts = time.perf_counter(), [int(rows) for rows in options.rows.split(",")]
     routes: list[list[Any]] = []
     for index, rows in enumerate(counts):
-        layers = (Plain if plain else Layers)(rows, options.context)
+        layers = Plain(rows, options.context, options.model == "0.6B") if plain else Layers(rows, options.context)
         routes += search(layers, begin + options.seconds * (index + 1) / len(counts), save)
     save("products" if plain else "fp8", routes)
     if options.write:

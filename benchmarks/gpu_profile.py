@@ -1,7 +1,8 @@
 """Where a decode step's time goes: `python benchmarks/gpu_profile.py --bench DIR --model NAME --batches 1,8,256`.
 
 For each batch it prints kernels by time, the device's idle share between them, and milliseconds a step with and without the profiler;
-with `--prefill 8x4096`, the same of that many prompts of that length with a token each, for every 8,192 tokens. DIR as in `gpu_workloads.py`. Writes the same as JSON.
+with `--prefill 8x4096`, the same of that many prompts of that length with a token each, for every 8,192 tokens.
+DIR as in `gpu_workloads.py`. Writes the same as JSON.
 """
 
 from __future__ import annotations

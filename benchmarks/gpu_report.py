@@ -87,7 +87,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kernels", help="folder for compiled kernels of the part start; a new one by default")
     parser.add_argument("--parity", help="folder of checkpoints with reference.safetensors")
     parser.add_argument("--levels", default="0,1,2,3,4,5", help="of the part conformance")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes of the part conformance that check kernels at once")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes of the part conformance that check kernels at once"
+    )
     parser.add_argument("--bench", type=Path, help="folder with workloads.py, for the part ranks")
     return parser.parse_args()
 

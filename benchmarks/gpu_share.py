@@ -1,4 +1,4 @@
-"""Attention and experts of a GPU as shares of what the device can do: `python benchmarks/gpu_share.py [--only latent,experts] [--tiles]`.
+"""Attention and experts of a GPU as shares of what the device can do: `python benchmarks/gpu_share.py [--only latent,experts]`.
 
 A row is one use of one kernel: µs inside a CUDA graph (`gpu_kernels.timed`), the fewest bytes that it must move and the operations that
 it must do, and the larger of both times over what it took. Inputs rotate past the cache. `--tiles` tries other ways to cut the kernels
@@ -25,7 +25,7 @@ from pagoda.ops.attention import AttentionFacts, HostLengths, PagedBatch
 from pagoda.ops.moe import MoeMlpFacts
 from pagoda.ops.moe_fp8 import MoeMlpFp8Facts
 from pagoda.ops.triton.latent_attention import LatentAttention
-from pagoda.ops.triton.moe import MoeMlp
+from pagoda.ops.triton.moe import Cut, MoeMlp, MoeTile
 from pagoda.ops.triton.moe_fp8 import Fp8Tile, MoeMlpFp8, fp8_tile
 from pagoda.ops.triton.paged_attention import AttentionPlan, PagedAttention
 from pagoda.ops.triton.tiles import Tile
@@ -56,6 +56,16 @@ EXPERT_TILES = tuple(
         (128, (64, 128, 4, 3), (128, 128, 4, 3)), (128, (128, 128, 8, 3), (128, 128, 4, 3)),
     )
 )  # fmt: skip
+
+
+PLAIN_CUTS = {
+    64: ((64, 64, 4, 4, False), (64, 64, 4, 4, True), (128, 64, 4, 3, True), (64, 128, 4, 3, True)),
+    128: (
+        (128, 64, 8, 3, False), (64, 64, 4, 3, True), (64, 64, 4, 4, True), (128, 64, 8, 3, True), (128, 64, 8, 4, True),
+        (64, 64, 8, 4, True), (64, 128, 8, 3, True),
+    ),
+}  # fmt: skip
+"""Rows of a block of choices → columns, inner numbers, warps, stages and descriptors that are tried for bfloat16 experts, up and down."""
 
 
 class Work(NamedTuple):
@@ -176,17 +186,19 @@ def _cut(kernel: Any, tile: Tile, splits: int, batch: PagedBatch) -> AttentionPl
     return AttentionPlan((part._replace(splits=min(part.splits * max(splits, 1), 64)),), True)
 
 
-def experts(tiles: bool, note: Callable[..., None]) -> None:
+def experts(tiles: bool, float8: bool, note: Callable[..., None]) -> None:
     for plain in (MoeMlpFacts("bfloat16", 128, 2048, 768, 8), MoeMlpFacts("bfloat16", 32, 7168, 2048, 1)):
-        weights = {block: _codes(MoeMlpFp8Facts(plain, block)) for block in (0, 128)}
+        weights = {block: _codes(MoeMlpFp8Facts(plain, block)) for block in (0, 128) if float8}
         bf16 = {
             "up": torch.randn(plain.experts, 2 * plain.hidden, plain.width, device="cuda", dtype=torch.bfloat16) / 60,
             "down": torch.randn(plain.experts, plain.width, plain.hidden, device="cuda", dtype=torch.bfloat16) / 40,
         }
-        for tokens in (1, 8, 64, 512, 4096):
+        for tokens in (1, 8, 64, 256, 512, 4096, 8192):
             sets = [_routed(plain, tokens) for _ in range(8 if tokens < 512 else 2)]
             name = f"{plain.experts} experts of {plain.width} × {plain.hidden}, {plain.top_k} of them for {tokens} tokens"
             note(f"bf16, {name}", _of_experts(MoeMlp(plain).run, bf16, sets), _expert_work(plain, sets, 2, "bfloat16"))
+            if tiles and tokens >= 512:
+                plain_cuts(MoeMlp(plain), bf16, sets, partial(note, work=_expert_work(plain, sets, 2, "bfloat16")))
             for block, packed in weights.items():
                 kernel, work = MoeMlpFp8(MoeMlpFp8Facts(plain, block)), _expert_work(plain, sets, 1, "float8_e4m3fn")
                 note(f"float8, squares of {block}, {name}", _of_experts(kernel.run, packed, sets), work)
@@ -195,6 +207,24 @@ def experts(tiles: bool, note: Callable[..., None]) -> None:
                     if usual.rows // 2 <= tile.rows <= 2 * usual.rows and (not block or max(tile.up[1], tile.down[1]) <= block):
                         run = partial(_in_tile, kernel, tile)
                         note(f"float8, squares of {block}, {name}: {json.dumps(tile)}", _of_experts(run, packed, sets), work)
+
+
+def plain_cuts(kernel: MoeMlp, packed: Any, sets: list[Any], note: Callable[..., None]) -> None:
+    """bfloat16 experts in other tiles: up first, then down behind the best of it."""
+    true, tokens = kernel.run(packed, *sets[0]).float(), len(sets[0][0])
+    for rows, cuts in PLAIN_CUTS.items():
+        best = Cut(*cuts[0])
+        for part in ("up", "down"):
+            times = {}
+            for cut in [Cut(*one) for one in cuts] + ([Cut(256, 64, 8, 3, True), Cut(128, 64, 4, 3, True)] if part == "down" else []):
+                tile = MoeTile(rows, cut, Cut(*cuts[0])) if part == "up" else MoeTile(rows, best, cut)
+                try:
+                    error = float((kernel.in_tiles(packed, *sets[0], tile).float() - true).norm() / true.norm())
+                    times[cut] = _of_experts(lambda *given, tile=tile: kernel.in_tiles(*given, tile), packed, sets)
+                    note(f"bf16, {tokens} tokens, {rows} rows, {part} {list(cut)}{'' if error < 1e-2 else f' WRONG {error}'}", times[cut])
+                except Exception as trouble:
+                    print(f"  {part} {cut}: {str(trouble)[:150]}", flush=True)
+            best = min(times, key=lambda cut: times[cut]) if part == "up" else best
 
 
 def _in_tile(kernel: MoeMlpFp8, tile: Fp8Tile, packed: Any, x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -243,7 +273,7 @@ def main() -> None:
 
     for only in options.only.split(","):
         try:
-            experts(options.tiles, note) if only == "experts" else attention(only, options.tiles, note)
+            experts(options.tiles, only == "experts", note) if only in ("experts", "bf16-experts") else attention(only, options.tiles, note)
         except Exception:
             traceback.print_exc()
         torch.cuda.empty_cache()

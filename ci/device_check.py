@@ -97,7 +97,9 @@ def parity(options: argparse.Namespace) -> dict[str, Any]:
         for path in sorted(Path(options.parity).iterdir()):
             report = check(path, backend, dtype=dtype)
             print(dtype, report, flush=True)
-            rows.append({"checkpoint": path.name, "dtype": dtype, "passed": report.passed, "line": str(report).replace(str(path), path.name)})
+            rows.append(
+                {"checkpoint": path.name, "dtype": dtype, "passed": report.passed, "line": str(report).replace(str(path), path.name)}
+            )
     return {"ok": bool(rows) and all(row["passed"] for row in rows), "checkpoints": rows}
 
 
@@ -144,7 +146,9 @@ def conformance(options: argparse.Namespace) -> dict[str, Any]:
     from pagoda.serving.conformance.runner import run_levels
 
     levels = tuple(int(level) for level in options.levels.split(","))
-    report = run_levels(options.device, levels, lambda found: print(found.outcome.value, found.level, found.name, flush=True), jobs=options.jobs)
+    report = run_levels(
+        options.device, levels, lambda found: print(found.outcome.value, found.level, found.name, flush=True), jobs=options.jobs
+    )
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "conformance.md").write_text(report.to_markdown())

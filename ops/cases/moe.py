@@ -121,7 +121,8 @@ def _moe_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
         "scaled input": replace(base, top_k=1, scale_input=True), "all experts": replace(base, experts=3, top_k=3),
     }  # fmt: skip
     for name, facts in kinds.items():
-        for rows in (0, 1, 4, 33):
+        # Hundreds of choices an expert go another way than few: in larger blocks, sorted by several programs.
+        for rows in (0, 1, 4, 33, *((1100,) if name in ("biased", "a rank's share") else ())):
             yield _moe_case(gen, facts, f"{name}, {rows} rows", rows)
 
 

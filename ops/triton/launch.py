@@ -19,6 +19,11 @@ def overlaps(device: torch.device) -> bool:
     return target.backend == "cuda" and target.arch >= 90
 
 
+def describes(device: torch.device) -> bool:
+    """Whether weights may come through tensor descriptors, which devices without them would have to imitate; Triton's interpreter can."""
+    return device.type == "cpu" or overlaps(device)
+
+
 @cache
 def shared_memory(device: torch.device) -> int:
     """Bytes of it that a program may have, as the driver says; without bound on the host, where Triton's interpreter has none."""

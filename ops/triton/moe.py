@@ -1,4 +1,4 @@
-"""Experts in Triton: tokens sorted by expert in one launch, gate and up with their activation, down, and the sum over choices.
+"""Experts in Triton: choices sorted by expert, gate and up with their activation, down, and the sum over choices.
 
 The order is by expert, then by token, in blocks of rows that belong to one expert, so that each expert that is touched is read once a
 block. Nothing depends on how many tokens an expert got: grids are upper bounds, and programs beyond the last block end at once.
@@ -13,15 +13,18 @@ import triton
 import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.moe import MoeMlpFacts, RouteFacts
-from pagoda.ops.triton.launch import fitting_stages
-
-PAIRS = 2048
-"""Choices that the sorting kernel looks at in one go."""
+from pagoda.ops.triton.launch import describes, early, fitting_stages
+from pagoda.ops.triton.moe_sort import sort_choices
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 @triton.jit
 def _route(logits, bias, weights, ids, l_t, scale, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr, KIND: tl.constexpr,
-           RENORMALIZE: tl.constexpr, BIAS: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
+           RENORMALIZE: tl.constexpr, BIAS: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     expert, place = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
     inside = expert < EXPERTS
@@ -67,42 +70,9 @@ class Route(PlainKernel):
             _route[(rows,)](
                 logits, logits if bias is None else bias, weights, ids, logits.stride(0), facts.scale, EXPERTS=facts.experts,
                 BLOCK=triton.next_power_of_2(facts.experts), TOP_K=facts.top_k, KIND=facts.score, RENORMALIZE=facts.renormalize,
-                BIAS=bias is not None, BLOCK_K=triton.next_power_of_2(facts.top_k), num_warps=1,
+                BIAS=bias is not None, BLOCK_K=triton.next_power_of_2(facts.top_k), num_warps=1, **early(logits.device),
             )  # fmt: skip
         return weights, ids
-
-
-@triton.jit(do_not_specialize=["pairs", "first", "blocks"])
-def _sort(ids, order, owner, pairs, first, blocks, EXPERTS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
-          ROWS: tl.constexpr):  # fmt: skip
-    """Program e writes the choices of expert e, in order, padded with `pairs` to whole blocks; `owner` gets each block's expert."""
-    expert = tl.program_id(0)
-    bins = tl.arange(0, BINS)
-    counts = tl.zeros([BINS], tl.int32)
-    for start in range(0, pairs, BLOCK):
-        pair = start + tl.arange(0, BLOCK)
-        mine = tl.load(ids + pair, mask=pair < pairs, other=-1).to(tl.int32) - first
-        local = (pair < pairs) & (mine >= 0) & (mine < EXPERTS)
-        counts += tl.histogram(tl.where(local, mine, 0), BINS, mask=local)
-    padded = (counts + ROWS - 1) // ROWS * ROWS
-    offset = tl.sum(tl.where(bins < expert, padded, 0), 0)
-    count = tl.sum(tl.where(bins == expert, counts, 0), 0)
-    size = tl.sum(tl.where(bins == expert, padded, 0), 0)
-    done = offset
-    for start in range(0, pairs, BLOCK):
-        pair = start + tl.arange(0, BLOCK)
-        mine = tl.load(ids + pair, mask=pair < pairs, other=-1).to(tl.int32) - first
-        here = ((pair < pairs) & (mine == expert)).to(tl.int32)
-        tl.store(order + done + tl.cumsum(here, 0) - 1, pair, mask=here > 0)
-        done += tl.sum(here, 0)
-    spare = tl.arange(0, ROWS)
-    tl.store(order + offset + count + spare, tl.zeros([ROWS], tl.int32) + pairs, mask=count + spare < size)
-    for block in range(offset // ROWS, (offset + size) // ROWS):
-        tl.store(owner + block, expert)
-    if expert == EXPERTS - 1:
-        # The blocks beyond the last belong to nobody.
-        for block in range((offset + size) // ROWS, blocks):
-            tl.store(owner + block, -1)
 
 
 @triton.jit
@@ -116,8 +86,10 @@ def activated(gate, up, alpha, limit, KIND: tl.constexpr):
 @triton.jit(do_not_specialize=["pairs"])
 def _up(x, weight, bias, scales, order, owner, hidden, pairs, x_t, alpha, limit, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
         TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr,
-        SCALE: tl.constexpr):  # fmt: skip
-    """`act(x · gateᵀ, x · upᵀ)` of one block of choices and some hidden numbers."""
+        SCALE: tl.constexpr, DESCRIBED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """`act(x · gateᵀ, x · upᵀ)` of one block of choices and some hidden numbers. DESCRIBED: weights are `[experts × 2, HIDDEN, WIDTH]`."""
+    if EARLY:
+        gdc_wait()
     block, tile = tl.program_id(1), tl.program_id(0)
     expert = tl.load(owner + block).to(tl.int64)
     if expert < 0:
@@ -126,14 +98,26 @@ def _up(x, weight, bias, scales, order, owner, hidden, pairs, x_t, alpha, limit,
     valid = pair < pairs
     n, k = tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     a = x + (pair // TOP_K).to(tl.int64)[:, None] * x_t + k[None, :]
-    b = weight + expert * (2 * HIDDEN * WIDTH) + n[None, :] * WIDTH + k[:, None]
-    gate = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    up = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    for start in range(0, WIDTH, BLOCK_K):
-        left = tl.load(a + start, mask=valid[:, None] & (start + k < WIDTH)[None, :], other=0.0)
-        mask = (n < HIDDEN)[None, :] & (start + k < WIDTH)[:, None]
-        gate = tl.dot(left, tl.load(b + start, mask=mask, other=0.0), gate, input_precision="ieee")
-        up = tl.dot(left, tl.load(b + HIDDEN * WIDTH + start, mask=mask, other=0.0), up, input_precision="ieee")
+    if DESCRIBED:
+        # Both halves in one product, which reads the left side once.
+        both = tl.zeros([ROWS, 2 * BLOCK_N], tl.float32)
+        for start in range(0, WIDTH, BLOCK_K):
+            left = tl.load(a + start, mask=valid[:, None] & (start + k < WIDTH)[None, :], other=0.0)
+            right = weight.load([expert.to(tl.int32) * 2, tile * BLOCK_N, start]).reshape(2 * BLOCK_N, BLOCK_K)
+            both = tl.dot(left, tl.trans(right), both, input_precision="ieee")
+        gate, up = tl.split(tl.permute(both.reshape(ROWS, 2, BLOCK_N), 0, 2, 1))
+    else:
+        b = weight + expert * (2 * HIDDEN * WIDTH) + n[None, :] * WIDTH + k[:, None]
+        gate = tl.zeros([ROWS, BLOCK_N], tl.float32)
+        up = tl.zeros([ROWS, BLOCK_N], tl.float32)
+        for start in range(0, WIDTH, BLOCK_K):
+            left = tl.load(a + start, mask=valid[:, None] & (start + k < WIDTH)[None, :], other=0.0)
+            mask = (n < HIDDEN)[None, :] & (start + k < WIDTH)[:, None]
+            gate = tl.dot(left, tl.load(b + start, mask=mask, other=0.0), gate, input_precision="ieee")
+            up = tl.dot(left, tl.load(b + HIDDEN * WIDTH + start, mask=mask, other=0.0), up, input_precision="ieee")
+    if EARLY:
+        # Not before: who waits takes the room of programs that have not begun.
+        gdc_launch_dependents()
     if SCALE:
         scale = tl.load(scales + pair, mask=valid, other=0.0).to(tl.float32)[:, None]
         gate, up = gate * scale, up * scale
@@ -147,8 +131,11 @@ def _up(x, weight, bias, scales, order, owner, hidden, pairs, x_t, alpha, limit,
 
 @triton.jit(do_not_specialize=["pairs"])
 def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr,
-          BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr):  # fmt: skip
-    """Each choice's result, with its weight."""
+          BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
+          DESCRIBED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """Each choice's result, with its weight. DESCRIBED: weights are `[experts, WIDTH, HIDDEN]`."""
+    if EARLY:
+        gdc_wait()
     block, tile = tl.program_id(1), tl.program_id(0)
     expert = tl.load(owner + block).to(tl.int64)
     if expert < 0:
@@ -157,12 +144,18 @@ def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.cons
     valid = pair < pairs
     n, k = tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     a = hidden + pair.to(tl.int64)[:, None] * HIDDEN + k[None, :]
-    b = weight + expert * (WIDTH * HIDDEN) + n[None, :] * HIDDEN + k[:, None]
+    if not DESCRIBED:
+        b = weight + expert * (WIDTH * HIDDEN) + n[None, :] * HIDDEN + k[:, None]
     acc = tl.zeros([ROWS, BLOCK_N], tl.float32)
     for start in range(0, HIDDEN, BLOCK_K):
         left = tl.load(a + start, mask=valid[:, None] & (start + k < HIDDEN)[None, :], other=0.0)
-        right = tl.load(b + start, mask=(n < WIDTH)[None, :] & (start + k < HIDDEN)[:, None], other=0.0)
+        if DESCRIBED:
+            right = tl.trans(weight.load([expert.to(tl.int32), tile * BLOCK_N, start]).reshape(BLOCK_N, BLOCK_K))
+        else:
+            right = tl.load(b + start, mask=(n < WIDTH)[None, :] & (start + k < HIDDEN)[:, None], other=0.0)
         acc = tl.dot(left, right, acc, input_precision="ieee")
+    if EARLY:
+        gdc_launch_dependents()
     if BIAS:
         acc += tl.load(bias + expert * WIDTH + n, mask=n < WIDTH, other=0.0).to(tl.float32)[None, :]
     if SCALE:
@@ -171,8 +164,12 @@ def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.cons
 
 
 @triton.jit(do_not_specialize=["first"])
-def _sum(parts, ids, out, first, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+def _sum(parts, ids, out, first, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr,
+         EARLY: tl.constexpr):  # fmt: skip
     """A token's result: the sum over its choices that are on this rank, in their order."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
@@ -183,23 +180,38 @@ def _sum(parts, ids, out, first, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, TOP
     tl.store(out + token * WIDTH + n, total.to(out.dtype.element_ty), mask=n < WIDTH)
 
 
-class _Tile(NamedTuple):
-    """Rows of a block of choices, columns and inner numbers of a program's tile."""
+class Cut(NamedTuple):
+    """Columns and inner numbers of a program's tile; `described`: weights come through descriptors, gate and up in one product."""
+
+    columns: int
+    inner: int
+    warps: int = 4
+    stages: int = 4
+    described: bool = False
+
+
+class MoeTile(NamedTuple):
+    """Rows of a block of choices, and how up and down are cut."""
 
     rows: int
-    up: tuple[int, int]
-    down: tuple[int, int]
-    warps: int
-    stages: int
+    up: Cut
+    down: Cut
 
 
-def _tile(choices_an_expert: float) -> _Tile:
-    """Small blocks where experts have few tokens: reading weights is all the work there."""
+def moe_tile(choices_an_expert: float, described: bool = False) -> MoeTile:
+    """Small blocks where experts have few tokens: reading weights is all the work there. `described`: the device and dtype can.
+    (`benchmarks/gpu_share.py --only bf16-experts --tiles` measures the choices.)"""
     if choices_an_expert <= 8:
-        return _Tile(16, (32, 128), (32, 128), 4, 4)
-    if choices_an_expert <= 32:
-        return _Tile(32, (64, 64), (64, 64), 4, 4)
-    return _Tile(64, (64, 64), (128, 64), 4, 4) if choices_an_expert <= 96 else _Tile(128, (128, 64), (128, 64), 8, 3)
+        return MoeTile(16, Cut(32, 128), Cut(32, 128))
+    if choices_an_expert <= 24:
+        return MoeTile(32, Cut(64, 64), Cut(64, 64))
+    if choices_an_expert <= 96:
+        return MoeTile(64, Cut(64, 64), Cut(128, 64, 4, 3, True) if described else Cut(128, 64))
+    return MoeTile(128, Cut(128, 64, 8, 4, True), Cut(256, 64, 8, 3, True)) if described else MoeTile(128, *[Cut(128, 64, 8, 3)] * 2)
+
+
+FIXED = MoeTile(64, Cut(64, 64), Cut(64, 64))
+"""For any number of choices, so that a token's sums are taken in one order."""
 
 
 def kind_of(facts: MoeMlpFacts) -> str:
@@ -207,24 +219,12 @@ def kind_of(facts: MoeMlpFacts) -> str:
     return "clamped" if facts.limit is not None and facts.alpha is not None else "silu"
 
 
-def sort_choices(facts: MoeMlpFacts, ids: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choices by expert in blocks of `rows`, and the expert of each block that there can be, −1 for those that there are not."""
-    pairs, local = ids.numel(), facts.local or facts.experts
-    blocks = min(pairs, local + pairs // rows)
-    order = torch.empty(blocks * rows, dtype=torch.int32, device=ids.device)
-    owner = torch.empty(blocks, dtype=torch.int32, device=ids.device)
-    _sort[(local,)](
-        ids, order, owner, pairs, facts.first, blocks, EXPERTS=local, BINS=triton.next_power_of_2(local),
-        BLOCK=min(PAIRS, max(128, triton.next_power_of_2(pairs))), ROWS=rows, num_warps=4,
-    )  # fmt: skip
-    return order, owner
-
-
 def sum_choices(facts: MoeMlpFacts, parts: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What the choices of each token come to."""
     out = torch.empty(ids.shape[0], facts.width, dtype=dtype, device=parts.device)
     _sum[(ids.shape[0], triton.cdiv(facts.width, 1024))](
-        parts, ids, out, facts.first, WIDTH=facts.width, EXPERTS=facts.local or facts.experts, TOP_K=facts.top_k, BLOCK=1024
+        parts, ids, out, facts.first, WIDTH=facts.width, EXPERTS=facts.local or facts.experts, TOP_K=facts.top_k, BLOCK=1024,
+        **early(parts.device),
     )  # fmt: skip
     return out
 
@@ -235,39 +235,58 @@ class MoeMlp(PlainKernel):
     facts: MoeMlpFacts
 
     def run(self, packed: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        facts, tokens = self.facts, x.shape[0]
-        if tokens == 0:
-            return torch.empty(0, facts.width, dtype=x.dtype, device=x.device)
+        if x.shape[0] == 0:
+            return torch.empty(0, self.facts.width, dtype=x.dtype, device=x.device)
+        return self.in_tiles(packed, x, weights, ids, self._tile(ids.numel(), x.device))
+
+    def in_tiles(self, packed: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, tile: MoeTile) -> torch.Tensor:
+        """The same cut as `tile` says."""
+        facts = self.facts
         x, ids, weights = x if x.stride(-1) == 1 else x.contiguous(), ids.contiguous(), weights.contiguous()
         pairs = ids.numel()
-        tile = self._tile(pairs, x.device)
         order, owner = sort_choices(facts, ids, tile.rows)
         hidden = torch.empty(pairs, facts.hidden, dtype=x.dtype, device=x.device)
-        parts = torch.empty(pairs, facts.width, dtype=torch.float32, device=x.device)
+        parts = torch.empty(pairs, facts.width, dtype=x.dtype, device=x.device)
         bias = (packed["up_bias"], packed["down_bias"]) if facts.bias else (x, x)
-        common = {"ROWS": tile.rows, "BIAS": facts.bias, "num_warps": tile.warps, "num_stages": tile.stages}
-        sizes = {"WIDTH": facts.width, "HIDDEN": facts.hidden}
-        _up[(triton.cdiv(facts.hidden, tile.up[0]), len(owner))](
-            x, packed["up"], bias[0], weights, order, owner, hidden, pairs, x.stride(0), facts.alpha or 0.0, facts.limit or 0.0, **sizes,
-            TOP_K=facts.top_k, BLOCK_N=tile.up[0], BLOCK_K=tile.up[1], KIND=kind_of(facts), SCALE=facts.scale_input, **common,
+        common = {"ROWS": tile.rows, "BIAS": facts.bias, "WIDTH": facts.width, "HIDDEN": facts.hidden}
+        _up[(triton.cdiv(facts.hidden, tile.up.columns), len(owner))](
+            x, self._weights(packed["up"], 2, tile.up), bias[0], weights, order, owner, hidden, pairs, x.stride(0), facts.alpha or 0.0,
+            facts.limit or 0.0, TOP_K=facts.top_k, KIND=kind_of(facts), SCALE=facts.scale_input, **common,
+            **self._cut(tile.rows, 2, tile.up, x.device),
         )  # fmt: skip
-        _down[(triton.cdiv(facts.width, tile.down[0]), len(owner))](
-            hidden, packed["down"], bias[1], weights, order, owner, parts, pairs, **sizes, BLOCK_N=tile.down[0], BLOCK_K=tile.down[1],
-            SCALE=not facts.scale_input, **common,
+        _down[(triton.cdiv(facts.width, tile.down.columns), len(owner))](
+            hidden, self._weights(packed["down"], 1, tile.down), bias[1], weights, order, owner, parts, pairs, SCALE=not facts.scale_input,
+            **common, **self._cut(tile.rows, 1, tile.down, x.device),
         )  # fmt: skip
         return sum_choices(facts, parts, ids, x.dtype)
 
-    def _tile(self, pairs: int, device: torch.device) -> _Tile:
-        return self._fitting(_tile(pairs / self.facts.experts), device)
+    def _tile(self, pairs: int, device: torch.device) -> MoeTile:
+        facts = self.facts
+        aligned = facts.width % 8 == 0 and facts.hidden % 8 == 0  # a descriptor's rows begin at multiples of 16 bytes
+        return moe_tile(pairs / facts.experts, facts.dtype != "float32" and aligned and describes(device))
 
-    def _fitting(self, tile: _Tile, device: torch.device) -> _Tile:
-        """The tile with as many of its stages as a program's shared memory holds: AMD has 64 KiB."""
-        stage = (tile.rows + 2 * tile.up[0]) * tile.up[1] * (4 if self.facts.dtype == "float32" else 2)  # both halves of the weights
-        return tile._replace(stages=fitting_stages(device, tile.stages, stage))
+    def _weights(self, weight: torch.Tensor, halves: int, cut: Cut) -> torch.Tensor | TensorDescriptor:
+        if not cut.described:
+            return weight
+        view = weight.view(-1, weight.shape[-2] // halves, weight.shape[-1])
+        return TensorDescriptor(view, list(view.shape), list(view.stride()), [halves, cut.columns, cut.inner])
+
+    def _cut(self, rows: int, halves: int, cut: Cut, device: torch.device) -> dict[str, int | bool]:
+        """Launch arguments, with as many of the stages as a program's shared memory holds: AMD has 64 KiB."""
+        stage = (rows + halves * cut.columns) * cut.inner * (4 if self.facts.dtype == "float32" else 2)
+        stages = fitting_stages(device, cut.stages, stage)
+        return {
+            "BLOCK_N": cut.columns,
+            "BLOCK_K": cut.inner,
+            "DESCRIBED": cut.described,
+            "num_warps": cut.warps,
+            "num_stages": stages,
+            **early(device),
+        }
 
 
 class MoeMlpFixed(MoeMlp):
     """The same with one tile for any number of choices: a token's sums are taken in one order, whoever else is there."""
 
-    def _tile(self, pairs: int, device: torch.device) -> _Tile:
-        return self._fitting(_Tile(64, (64, 64), (64, 64), 4, 4 if self.facts.dtype != "float32" else 2), device)
+    def _tile(self, pairs: int, device: torch.device) -> MoeTile:
+        return FIXED

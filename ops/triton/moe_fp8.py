@@ -14,7 +14,8 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.moe_fp8 import MoeMlpFp8Facts
 from pagoda.ops.triton.fp8_rows import Fp8Rows, coded
-from pagoda.ops.triton.moe import activated, kind_of, sort_choices, sum_choices
+from pagoda.ops.triton.moe import activated, kind_of, sum_choices
+from pagoda.ops.triton.moe_sort import sort_choices
 
 
 @triton.jit
@@ -146,7 +147,7 @@ class MoeMlpFp8(PlainKernel):
         facts, pairs, square = self.facts.plain, ids.numel(), self.facts.block
         order, owner = sort_choices(facts, ids, tile.rows)
         hidden = torch.empty(pairs, facts.hidden, dtype=x.dtype, device=x.device)
-        parts = torch.empty(pairs, facts.width, dtype=torch.float32, device=x.device)
+        parts = torch.empty(pairs, facts.width, dtype=x.dtype, device=x.device)
         bias = (packed["up_bias"], packed["down_bias"]) if facts.bias else (x, x)
         common = {"WIDTH": facts.width, "HIDDEN": facts.hidden, "ROWS": tile.rows, "BIAS": facts.bias, "SQUARE": square}
         rows = coded(x, square)

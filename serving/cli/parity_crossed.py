@@ -27,8 +27,8 @@ def run_crossed(path: Path, device: str, reference: Reference, terms: Terms, par
     longest = len(reference[f"{NAME}.prompt"]) + len(reference[f"{NAME}.tokens"])
     pair = _pair(reference)
     with LLM(
-        str(path), device=device, dtype=terms.dtype, max_model_len=longest, tensor_parallel_size=terms.ranks, kv_cache_memory_bytes=POOL_BYTES,
-        skip_tokenizer_init=True,
+        str(path), device=device, dtype=terms.dtype, max_model_len=longest, tensor_parallel_size=terms.ranks,
+        kv_cache_memory_bytes=POOL_BYTES, skip_tokenizer_init=True,
     ) as llm:  # fmt: skip
         outputs = llm.generate([pair, *_others(pair), pair], params, use_tqdm=False)
         again = llm.generate([pair], params, use_tqdm=False)

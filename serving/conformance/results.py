@@ -59,7 +59,9 @@ def _arrived(name: str, future: Future[Result]) -> Result:
     try:
         return future.result()
     except BrokenProcessPool:
-        return Result(KERNELS, name, Outcome.FAILED, "a process that checks kernels was ended by this check or by one beside it; see --jobs 1", 0)
+        return Result(
+            KERNELS, name, Outcome.FAILED, "a process that checks kernels was ended by this check or by one beside it; see --jobs 1", 0
+        )
 
 
 def _kernel(device: str, name: str) -> Result:
