@@ -14,7 +14,7 @@ from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 from numpy.typing import NDArray
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts, PagedBatch
-from pagoda.ops.triton.paged_attention import PagedAttention, Part
+from pagoda.ops.triton.paged_attention import PagedAttention, Part, results
 
 IN_TURN = 3
 """Plans whose copies to the device may be under way at once."""
@@ -76,8 +76,7 @@ class FlashInferAttention(PlainKernel):
         sinks: torch.Tensor | None = None, slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         plan = plan or self.plan(replace(batch, lengths=None))
-        shape = (q.shape[0], self.facts.num_heads, self.facts.v_dim)
-        out = q.new_empty(shape) if plan.covered else q.new_zeros(shape)
+        out = results(q, batch, self.facts, plan.covered)
         if plan.prompts is not None:
             wrapper, tokens, _ = plan.prompts
             # Head-major inside a page, as it lies.

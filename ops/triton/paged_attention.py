@@ -9,7 +9,7 @@ import triton
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts, PagedBatch
 from pagoda.ops.triton.launch import early, most_stages, shared_memory, waves_of_32
-from pagoda.ops.triton.paged_kernels import attend, attend_shared, merge
+from pagoda.ops.triton.paged_kernels import attend, attend_shared, merge, zero_padding
 from pagoda.ops.triton.tiles import SHARED, Tile, in_registers, tile_of
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -54,6 +54,16 @@ EARLY_REQUESTS = 4
 
 def early_of(part: Part) -> dict[str, Any]:
     return early(part.batch.seq_lens.device) if part.batch.seq_lens.shape[0] <= EARLY_REQUESTS else {"EARLY": False}
+
+
+def results(q: torch.Tensor, batch: PagedBatch, facts: AttentionFacts, covered: bool) -> torch.Tensor:
+    """Room for `[tokens, heads, v_dim]`. Padding tokens, which no program writes, are 0 already: a finite number."""
+    out = torch.empty(q.shape[0], facts.num_heads, facts.v_dim, dtype=q.dtype, device=q.device)
+    if not covered and len(out):
+        zero_padding[(triton.cdiv(len(out), 8),)](
+            out, batch.query_start, len(batch.query_start), len(out), WIDTH=facts.num_heads * facts.v_dim, ROWS=8, BLOCK=1024
+        )
+    return out
 
 
 class PagedAttention(PlainKernel):
@@ -129,9 +139,7 @@ class PagedAttention(PlainKernel):
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         plan = plan or self.plan(batch)
-        # Padding tokens belong to no request and no program writes them: zero is their finite number.
-        make = torch.empty if plan.covered else torch.zeros
-        out = make(q.shape[0], self.facts.num_heads, self.facts.v_dim, dtype=q.dtype, device=q.device)
+        out = results(q, batch, self.facts, plan.covered)
         for part in plan.parts:
             self.run_part(part, q[part.tokens], k_pages, v_pages, out[part.tokens], sinks, slopes, bias)
         return out
