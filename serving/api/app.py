@@ -180,9 +180,11 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> set[str]:
-    """Those of every route at this path: a path may have several, and the error names only the first one's."""
-    here = (route for route in request.app.routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE)
-    return {method for route in here for method in route.methods or ()}
+    """Those of every route at this path: a path may have several, and the error names only the first one's. One that is spelled out is
+    no id of those that have one there."""
+    here = [route for route in request.app.routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE]
+    spelled = [route for route in here if not route.param_convertors]
+    return {method for route in spelled or here for method in route.methods or ()}
 
 
 async def _gone(request: Request, error: Exception) -> Response:

@@ -151,6 +151,8 @@ async def test_wrong_method_and_media_type(toy):
     assert wrong.headers["allow"] == "POST"
     both = await toy.http.put("/v1/responses/resp_1")
     assert (both.status_code, both.headers["allow"]) == (405, "DELETE, GET, HEAD")
+    spelled = await toy.http.put("/v1/responses/render")
+    assert (spelled.status_code, spelled.headers["allow"]) == (405, "POST")
 
 
 async def test_large_bodies_are_refused():
