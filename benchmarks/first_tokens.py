@@ -1,6 +1,7 @@
-"""The time to the first token of a tiny model's server: idle, and with requests that arrive at half the rate that it can do.
+"""The time to the first token of a server: idle, and with requests that arrive at half the rate that it can do.
 
-    python benchmarks/first_tokens.py --output FILE
+    python benchmarks/first_tokens.py --output FILE          # the default model, with the machine's threads
+    python benchmarks/first_tokens.py --tiny --output FILE   # a random one of two layers: what is not its steps
 
 Clients write and read sockets as plainly as they can, since they share the machine with the server: what they took would count as the
 server's. Arrivals are Poisson's. Exits non-zero when the p99 at half capacity is above `--ratio` times the idle one.
@@ -24,6 +25,7 @@ from urllib.parse import urlsplit
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "samples"))
 
 from tiny_servers import tiny_server
+from toy_process import SERVE, SMALL_POOL, ServerProcess
 
 PROMPT, ANSWER, VOCAB = 64, 32, 490
 AT_ONCE = 64
@@ -129,16 +131,23 @@ async def measure(url: str, seconds: float) -> dict[str, Any]:
     }
 
 
+def _server(folder: Path, tiny: bool) -> ServerProcess:
+    if not tiny:
+        return ServerProcess([*SERVE, *SMALL_POOL, "--disable-access-log"], patience=120)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads would only take the clients' processors
+    return tiny_server(folder, "generate")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=15, help="of each of the three parts")
+    parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--ratio", type=float, default=2.0)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a tiny model: more threads would only take the clients' processors
-    with tempfile.TemporaryDirectory() as folder, tiny_server(Path(folder), "generate") as server:
+    with tempfile.TemporaryDirectory() as folder, _server(Path(folder), options.tiny) as server:
         found = asyncio.run(measure(server.where, options.seconds))
-    command = f"python benchmarks/first_tokens.py --seconds {options.seconds:g}"
+    command = f"python benchmarks/first_tokens.py{' --tiny' * options.tiny} --seconds {options.seconds:g}"
     text = json.dumps({"date": time.strftime("%Y-%m-%d"), "command": command, **found}, indent=1) + "\n"
     if options.output is not None:
         options.output.write_text(text)
