@@ -82,17 +82,16 @@ class Load:
         return [await self.ask() for _ in range(count)]
 
     async def full(self, seconds: float) -> float:
-        """Requests a second with many at once, each followed by a next one."""
-        done, end = 0, time.perf_counter() + seconds
+        """Requests a second with many at once, each followed by a next one, counted when the first ones have ended."""
+        ends, began = [], time.perf_counter()
 
         async def client() -> None:
-            nonlocal done
-            while time.perf_counter() < end:
+            while time.perf_counter() < began + seconds:
                 await self.ask()
-                done += time.perf_counter() < end
+                ends.append(time.perf_counter() - began)
 
         await asyncio.gather(*(client() for _ in range(AT_ONCE)))
-        return done / seconds
+        return sum(seconds / 3 < end < seconds for end in ends) / (seconds * 2 / 3)
 
     async def arriving(self, rate: float, seconds: float) -> list[float]:
         """So many a second, whatever becomes of those before."""

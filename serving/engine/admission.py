@@ -43,12 +43,13 @@ class Admitter:
         self._jobs = 0
         self._encoder_budget = self._encoder_left = encoder_budget
 
-    def admit(self, budget: int) -> Admitted:
-        """Fill up to `budget` tokens of the step."""
+    def admit(self, budget: int, enough: int = 0, prompts: int = 0) -> Admitted:
+        """Fill up to `budget` tokens of the step. `enough`: none is taken in behind so many of prompts that end with it, of which there are
+        `prompts` already; 0: any number."""
         admitted = Admitted()
         self._encoder_left = self._encoder_budget
         self._spawn()
-        while budget > 0 and self._ledger.slots.free:
+        while budget > 0 and self._ledger.slots.free and not 0 < enough <= prompts:
             sequence = self._ledger.waiting.peek()
             if sequence is None or self._blocked == (sequence, self._ledger.pool.available):
                 break
@@ -56,6 +57,7 @@ class Admitter:
             if count is None:
                 break
             budget -= count
+            prompts += count
         return admitted
 
     def _admit(self, sequence: Sequence, budget: int, admitted: Admitted) -> int | None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +21,10 @@ from pagoda.serving.engine.scheduler import Scheduler
 from pagoda.serving.engine.sequence import State
 from pagoda.serving.engine.structured import StructuredOutputsParams
 
+SPARE_MS = 2.0
+"""So long before a step ends, by what the ranks took until now, the next one is planned at the latest: who comes before is in it. Steps
+that take less are planned ahead at once."""
+
 COMPILING = 2
 """Grammars that are compiled at a time: one that takes long does not hold up the next."""
 
@@ -30,6 +34,15 @@ class Command(NamedTuple):
 
     run: Callable[[], None]
     refuse: Callable[[EngineDeadError], None]
+
+
+class Flight(NamedTuple):
+    """A step that the ranks were given, when, and how long it should take them."""
+
+    plan: StepPlan
+    future: Future[StepResult]
+    began: float
+    expected_ms: float
 
 
 class Sink(Protocol):
@@ -65,14 +78,14 @@ class EngineCore:
         self._scheduler, self._executor, self._runner_facts, self._sink = scheduler, executor, facts, sink
         self._adapters = AdapterDesk(scheduler, executor, max_cpu_adapters)
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
-        self._in_flight: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self._in_flight: deque[Flight] = deque()
         self._asleep: list[str] = []
         self._compiler: Compiler | None = None
         self._compiling: ThreadPoolExecutor | None = None
         self._lock = Lock()
         self._ended: EngineDeadError | None = None
         self._host_ms = self._step_ms = 0.0
-        self._stepped_at = 0.0
+        self._stepped_at = self._host_s = 0.0
         self._controls: dict[str, Callable[..., Any]] = {
             "sleep": self._sleep,
             "wake": self._wake,
@@ -148,9 +161,9 @@ class EngineCore:
     def run(self) -> None:
         """Serve until `stop`. A failure ends the loop: requests and the sink are told, and it is raised here as `EngineDeadError`."""
         try:
-            idle = True
-            while self._take_commands(block=idle):
-                idle = not self._step()
+            wait: float | None = None
+            while self._take_commands(wait):
+                wait = self._step()
         except BaseException as error:
             dead = error if isinstance(error, EngineDeadError) else EngineDeadError(f"the engine loop failed: {_told(error)}")
             self._end(dead)
@@ -173,42 +186,60 @@ class EngineCore:
             if command is not None:
                 command.refuse(error)
 
-    def _take_commands(self, block: bool) -> bool:
-        """Run what was asked meanwhile; waits for something where `block`. False: stop."""
-        while block or not self._commands.empty():
-            command = self._commands.get()
+    def _take_commands(self, wait: float | None) -> bool:
+        """Run what was asked meanwhile; waits for something so many seconds, None: as long as it takes. False: stop."""
+        while wait != 0 or not self._commands.empty():
+            try:
+                command = self._commands.get(timeout=wait)
+            except Empty:
+                return True
             if command is None:
                 return False
             command.run()
-            block = False
+            wait = 0
         return True
 
-    def _step(self) -> bool:
-        """Plan as far ahead as the ranks allow, then commit the oldest step. False: there was nothing to do."""
+    def _step(self) -> float | None:
+        """Plan what is due and commit the oldest step where it has ended. Returns how long to wait for something to happen, see
+        `_take_commands`."""
         began = time.perf_counter()
-        while len(self._in_flight) < self._runner_facts.overlap and (plan := self._plan()) is not None:
-            self._in_flight.append((plan, self._executor.submit(plan)))
-        if not self._in_flight:
-            return False
+        while (due := self._due(began)) == 0 and (plan := self._plan()) is not None:
+            self._submit_step(plan)
         planned = time.perf_counter()
-        plan, future = self._in_flight.popleft()
-        result = future.result()
-        answered = time.perf_counter()
-        deltas = self._scheduler.commit(plan, result)
+        if not self._in_flight or not self._in_flight[0].future.done():
+            return due or None
+        flight = self._in_flight.popleft()
+        deltas = self._scheduler.commit(flight.plan, flight.future.result())
         if len(deltas):
             self._sink.deltas(deltas)
-        self._note_times(began, planned, answered, plan.num_steps)
-        return True
+        self._note_times(flight, planned - began, planned)
+        return 0
+
+    def _due(self, now: float) -> float | None:
+        """How many seconds from now another step should be planned, 0: it is time; None: the ranks take no more."""
+        if len(self._in_flight) >= self._runner_facts.overlap:
+            return None
+        if not self._in_flight:
+            return 0
+        began = max(self._in_flight[0].began, self._stepped_at)
+        left = began - now + 1e-3 * (sum(flight.expected_ms for flight in self._in_flight) - SPARE_MS) - 2 * self._host_s
+        return 0 if self._in_flight[0].future.done() else max(0.0, left)
 
     def _plan(self) -> StepPlan | None:
         return None if self._asleep else self._scheduler.plan()
 
-    def _note_times(self, began: float, planned: float, answered: float, steps: int) -> None:
-        now = time.perf_counter()
-        self._host_ms = 1e3 * ((planned - began) + (now - answered)) / steps
-        self._step_ms = 1e3 * (now - max(began, self._stepped_at)) / steps
+    def _submit_step(self, plan: StepPlan) -> None:
+        future, now = self._executor.submit(plan), time.perf_counter()
+        self._in_flight.append(Flight(plan, future, now, self._scheduler.expected_ms(plan)))
+        future.add_done_callback(lambda _: self.wake())
+
+    def _note_times(self, flight: Flight, planning: float, answered: float) -> None:
+        now, steps = time.perf_counter(), flight.plan.num_steps
+        self._host_s = planning + now - answered
+        self._host_ms = 1e3 * self._host_s / steps
+        self._step_ms = 1e3 * (now - max(flight.began, self._stepped_at)) / steps
         self._stepped_at = now
-        self._scheduler.note_pace(self._step_ms)
+        self._scheduler.note_pace(flight.plan, self._step_ms)
 
     def _abort(self, request_ids: list[str], sequence: int | None) -> None:
         if sequence is None:

@@ -7,6 +7,7 @@ from pagoda.serving.engine.admission import Admitted, Admitter, make_admission
 from pagoda.serving.engine.bursts import BurstRule
 from pagoda.serving.engine.grammar import MaskFiller
 from pagoda.serving.engine.ledger import Ledger
+from pagoda.serving.engine.pace import Pace
 from pagoda.serving.engine.plan import ON_DEVICE, Admission, IntArray, StepPlan
 from pagoda.serving.engine.sequence import State
 from pagoda.serving.engine.speculation import Speculator
@@ -24,13 +25,16 @@ class Planner:
         threshold: int,
         vocab: int,
         bursts: BurstRule,
+        pace: Pace,
+        chunked: bool,
         speculator: Speculator | None = None,
     ) -> None:
         self._ledger = ledger
         self._admitter = admitter
         self._budget = budget
         self._threshold = threshold
-        self._bursts = bursts
+        self._bursts, self._pace = bursts, pace
+        self._chunked, self._held_ms = chunked, 0.0
         self._speculator = speculator
         self._masks = MaskFiller(vocab)
         self._step = 0
@@ -43,7 +47,8 @@ class Planner:
         slots, counts, runs = self._running()
         admitted = Admitted()
         if self._ledger.counters["preemptions"] == preemptions and not draining:
-            admitted = self._admitter.admit(self._budget - int(counts.sum()))
+            admitted = self._admit(slots, counts)
+            slots, counts = self._hold(slots, counts, int(counts[counts > 1].sum()) + sum(admitted.counts))
         if not len(slots) and not admitted.slots and idle and not self._ledger.loading:
             admitted = self._unstick(admitted)
         if admitted.slots:
@@ -100,18 +105,42 @@ class Planner:
         whole = want.copy() if states is not None else want
         if self._threshold:
             np.minimum(want, self._threshold, out=want)
-        if want.sum() > self._budget:
-            want = self._deal(want)
+        budget = self._step_budget()
+        if budget < self._budget and self._ledger.waiting.peek() is not None:
+            budget = max(budget // 2, len(order) + 1)  # who comes need not wait for the end of a long prompt
+        if want.sum() > budget:
+            want = self._deal(want, budget)
         if self._ledger.media is not None:
             want = self._ledger.media.clip_running(order, slots.computed[order], want)
         return want if states is None else states.clip(order, slots.computed[order], want, whole)
 
-    def _deal(self, want: IntArray) -> IntArray:
+    def _step_budget(self) -> int:
+        """A step that others wait for, or may wait for, is not filled with the chunk of a long prompt."""
+        running = len(self._ledger.running)
+        most = self._pace.chunk_tokens(running + (self._ledger.waiting.peek() is not None) > 1) if self._chunked else 0
+        return min(self._budget, max(most, running + 1)) if most else self._budget
+
+    def _admit(self, slots: IntArray, counts: IntArray) -> Admitted:
+        state = self._ledger.slots
+        ends = (counts > 1) & (state.computed[slots] + counts == state.total[slots])
+        return self._admitter.admit(self._step_budget() - int(counts.sum()), self._pace.prompt_tokens, int(counts[ends].sum()))
+
+    def _hold(self, slots: IntArray, counts: IntArray, prompts: int) -> tuple[IntArray, IntArray]:
+        """Without decodes, where they would take much of the time of a step that brings first tokens."""
+        decodes = int((counts == 1).sum())
+        if not decodes or not prompts or self._ledger.states is not None or self._ledger.slots.drafted[slots].any():
+            self._held_ms = 0.0
+            return slots, counts
+        takes = self._pace.hold_ms(decodes, prompts, self._held_ms)
+        self._held_ms = self._held_ms + takes if takes else 0.0
+        return (slots[counts > 1], counts[counts > 1]) if takes else (slots, counts)
+
+    def _deal(self, want: IntArray, budget: int) -> IntArray:
         """Too much is wanted: decodes first, so that no prompt stalls them, then in order."""
         first = np.concatenate([np.flatnonzero(want == 1), np.flatnonzero(want != 1)])
         asked = want[first]
         given = np.empty_like(want)
-        given[first] = np.clip(self._budget - (np.cumsum(asked, dtype=np.int32) - asked), 0, asked)
+        given[first] = np.clip(budget - (np.cumsum(asked, dtype=np.int32) - asked), 0, asked)
         return given
 
     def _squeeze(self, chosen: IntArray, needs: IntArray) -> IntArray:

@@ -22,6 +22,7 @@ from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.limits import check_request
 from pagoda.serving.engine.media import marks_of
 from pagoda.serving.engine.messages import EngineRequest, EngineStats, FinishReason, RequestDelta, StepDeltas
+from pagoda.serving.engine.pace import Pace
 from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.planner import Planner
 from pagoda.serving.engine.pooling import kind_of
@@ -90,7 +91,7 @@ class Scheduler:
             encoder_budget=max(config.max_num_batched_tokens, facts.encoder.longest if facts.encoder is not None else 0),
         )
         self._speculator = Speculator(self._ledger, drafter) if drafter is not None or _verifies(facts) else None
-        self._bursts = BurstRule(self._ledger, facts)
+        self._bursts, self._pace = BurstRule(self._ledger, facts), Pace()
         self._planner = Planner(
             self._ledger,
             admitter,
@@ -98,6 +99,8 @@ class Scheduler:
             threshold=threshold if config.enable_chunked_prefill else 0,
             vocab=facts.vocab_size,
             bursts=self._bursts,
+            pace=self._pace,
+            chunked=config.enable_chunked_prefill,
             speculator=self._speculator,
         )
         self._committer = Committer(self._ledger, caching=config.enable_prefix_caching)
@@ -159,9 +162,15 @@ class Scheduler:
             self._ledger.counters["steps"] += plan.num_steps
         return plan
 
-    def note_pace(self, step_ms: float) -> None:
-        """How long the ranks' last step took, by the clock: bursts are cut so that an arriving request does not wait long."""
+    def note_pace(self, plan: StepPlan, step_ms: float) -> None:
+        """How long the ranks took for a step (each of a burst), by the clock: steps are cut so that an arriving request does not wait
+        long."""
         self._bursts.step_ms = step_ms
+        self._pace.note(plan, step_ms)
+
+    def expected_ms(self, plan: StepPlan) -> float:
+        """How long the ranks will take for a step, as far as that is known."""
+        return self._pace.expected_ms(plan)
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepDeltas:
         """Take a step's result; steps are committed in the order of their plans."""

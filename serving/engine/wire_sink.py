@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from queue import SimpleQueue
 from typing import Any
 
 import zmq
@@ -17,31 +16,24 @@ MAIN = ""
 
 
 class Mouth:
-    """One client's messages, encoded and sent by a thread of their own."""
+    """One client's messages. They are handed to ZMQ where they are said, from any thread: a thread of their own would have to be woken
+    for each, and to wait for its turn beside the loop."""
 
     def __init__(self, address: str) -> None:
-        self._queue: SimpleQueue[FromEngine | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._send, args=(address,), name="deltas", daemon=True)
-        self._thread.start()
+        self._lock = threading.Lock()
+        self._socket = open_socket(zmq.PUSH)
+        self._socket.connect(address)
 
     def say(self, message: FromEngine) -> None:
-        self._queue.put(message)
-
-    def end(self) -> None:
-        """Nothing follows."""
-        self._queue.put(None)
+        text = encode(message)
+        with self._lock:
+            if not self._socket.closed:
+                self._socket.send(text)
 
     def close(self) -> None:
-        """Returns when all is sent."""
-        self.end()
-        self._thread.join()
-
-    def _send(self, address: str) -> None:
-        socket = open_socket(zmq.PUSH)
-        socket.connect(address)
-        while (message := self._queue.get()) is not None:
-            socket.send(encode(message))
-        socket.close(linger=1000)
+        """Nothing follows; what was said still goes out."""
+        with self._lock:
+            self._socket.close(linger=1000)
 
 
 class WireSink:
@@ -87,7 +79,7 @@ class WireSink:
         """Nothing more is sent to this client; the ids of its live requests."""
         mouth = self._others.pop(name, None)
         if mouth is not None:
-            mouth.end()
+            mouth.close()
         return [request_id for request_id, owner in list(self._owners.items()) if owner == name]
 
     def close(self) -> None:

@@ -331,9 +331,11 @@ def toy_store(units, read, write, kind=StoreConnector):
 
 
 class Toy:
-    """A scheduler with simulated ranks, and everything that its clients were told."""
+    """A scheduler with simulated ranks, and everything that its clients were told. `costs`: milliseconds of a step, of each of its
+    decodes and of each token of its prompts; nothing is said of times where there are none."""
 
-    def __init__(self, facts: RunnerFacts | None = None, store=None, drafter=None, **config):
+    def __init__(self, facts: RunnerFacts | None = None, store=None, drafter=None, costs=None, **config):
+        self.costs = costs
         self.facts = facts or toy_facts()
         self.config = SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, **config})
         self.ranks = ToyRanks(self.facts)
@@ -365,7 +367,11 @@ class Toy:
 
     def commit(self):
         self.broken = True
-        self.hear(self.scheduler.commit(*self.ranks.run()))
+        plan, result = self.ranks.run()
+        self.hear(self.scheduler.commit(plan, result))
+        if self.costs is not None:
+            decodes = int((plan.lengths == 1).sum())
+            self.scheduler.note_pace(plan, float(np.dot(self.costs, (1, decodes, plan.num_tokens - decodes))))
         self.check_books()
         self.broken = False
 

@@ -69,10 +69,10 @@ def test_nobody_waits_for_a_burst() -> None:
 def test_slow_steps_come_one_by_one() -> None:
     toy = Toy(toy_facts(burst=4, overlap=1))
     toy.submit("a", [1, 2, 3], max_tokens=10, ignore_eos=True)
-    toy.scheduler.note_pace(bursts.BURST_MS / 2 - 0.01)
     toy.step()
+    toy.scheduler.note_pace(toy.plans[0], bursts.BURST_MS / 2 - 0.01)
     toy.step()
-    toy.scheduler.note_pace(bursts.BURST_MS)
+    toy.scheduler.note_pace(toy.plans[0], bursts.BURST_MS)
     toy.drain()
     assert runs_of(toy) == [[], [2]] + [[]] * 7
 

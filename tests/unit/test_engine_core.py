@@ -259,6 +259,42 @@ def test_steps_overlap_up_to_the_depth() -> None:
     assert most == 3 and sink.tokens["a"] == dense_greedy(ToyModel(), PROMPTS[0], 20)
 
 
+def test_who_comes_while_a_step_runs_is_in_the_next_one() -> None:
+    """With two steps in flight at most: the second is planned when the first is about to end, and not before."""
+    sink = _Recorder()
+    engine = toy_engine(sink, overlap=2)
+    submit, plans = engine.executor.submit, []
+
+    def slow(plan: StepPlan) -> Future[StepResult]:
+        plans.append(plan)
+        answer: Future[StepResult] = Future()
+        inner = submit(plan)
+        timer = threading.Timer(0.1, lambda: answer.set_result(inner.result()))
+        timer.start()
+        return answer
+
+    engine.executor.submit = slow  # type: ignore[method-assign]
+    thread = threading.Thread(target=engine.core.run)
+    thread.start()
+    engine.core.submit(toy_request("a", PROMPTS[0], 40))
+    while len(plans) < 24:
+        time.sleep(0.01)
+    before = len(plans)
+    while len(plans) == before:  # one has just begun
+        time.sleep(0.001)
+    before = len(plans)
+    time.sleep(0.02)
+    assert len(plans) == before
+    engine.core.submit(toy_request("b", PROMPTS[1], 4))
+    while len(sink.tokens.get("b", ())) < 4:
+        time.sleep(0.01)
+    engine.core.stop()
+    thread.join()
+    engine.executor.stop()
+    assert plans[before].admissions
+    assert sink.tokens["b"] == dense_greedy(ToyModel(), PROMPTS[1], 4)
+
+
 def test_what_comes_after_the_end_is_refused_at_once() -> None:
     sink = _Recorder()
     engine = toy_engine(sink)

@@ -59,13 +59,15 @@ class Life(RuleBasedStateMachine):
         adapters=st.integers(1, 2),
         drafter=st.sampled_from(["none", *sorted(DRAFTERS)]),
         burst=st.sampled_from([1, 2, 4]),
+        costs=st.sampled_from([None, (1.0, 0.0, 0.0), (1.0, 3.0, 10.0), (0.0, 5.0, 50.0), (2.0, 30.0, 5.0)]),
     )
-    def begin(self, groups, pages, overlap, seqs, budget, threshold, caching, policy, store, adapters, drafter, burst):
+    def begin(self, groups, pages, overlap, seqs, budget, threshold, caching, policy, store, adapters, drafter, burst, costs):
         facts = toy_facts(GROUPS[groups], num_pages=pages, max_model_len=40, overlap=overlap, adapter_slots=adapters, burst=burst)
         self.toy = Toy(
             facts,
             STORES[store],
             DRAFTERS[drafter],
+            costs,
             max_num_seqs=seqs,
             max_num_batched_tokens=budget,
             long_prefill_token_threshold=threshold,
