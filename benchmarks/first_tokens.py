@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "samples"))
 
+from pagoda.serving.engine.turns import take_short_turns
 from tiny_servers import tiny_server
 from toy_process import SERVE, SMALL_POOL, ServerProcess
 
@@ -110,6 +111,7 @@ def percentile(times: Sequence[float], share: float) -> float:
 
 async def measure(url: str, seconds: float) -> dict[str, Any]:
     """Idle and at half capacity, each for so long."""
+    take_short_turns()  # or a client would wait for the server's threads, as none on another machine does
     load = Load(url)
     await load.alone(20)
     await load.full(1.0)
@@ -130,7 +132,8 @@ async def measure(url: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def _server(folder: Path, tiny: bool) -> ServerProcess:
+def server_of(folder: Path, tiny: bool) -> ServerProcess:
+    """The default model's, or a tiny one's."""
     if not tiny:
         return ServerProcess([*SERVE, *SMALL_POOL, "--disable-access-log"], patience=120)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads would only take the clients' processors
@@ -139,12 +142,12 @@ def _server(folder: Path, tiny: bool) -> ServerProcess:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=15, help="of each of the three parts")
+    parser.add_argument("--seconds", type=float, default=22, help="of each of the three parts")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--ratio", type=float, default=2.0)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, _server(Path(folder), options.tiny) as server:
+    with tempfile.TemporaryDirectory() as folder, server_of(Path(folder), options.tiny) as server:
         found = asyncio.run(measure(server.where, options.seconds))
     command = f"python benchmarks/first_tokens.py{' --tiny' * options.tiny} --seconds {options.seconds:g}"
     text = json.dumps({"date": time.strftime("%Y-%m-%d"), "command": command, **found}, indent=1) + "\n"

@@ -22,6 +22,7 @@ from pagoda.serving.api.connection import StreamProtocol
 from pagoda.serving.api.ready import ready_text
 from pagoda.serving.api.service import Service
 from pagoda.serving.api.statlog import log_stats
+from pagoda.serving.engine.turns import take_short_turns
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 try:
@@ -206,6 +207,7 @@ def uvicorn_config(config: ServerConfig, app: Any) -> uvicorn.Config:
 
 def run_loop(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """Run a coroutine function in a fresh event loop, the fast one where there is one; returns what it returns."""
+    take_short_turns()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main())
 

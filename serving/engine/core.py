@@ -21,9 +21,9 @@ from pagoda.serving.engine.scheduler import Scheduler
 from pagoda.serving.engine.sequence import State
 from pagoda.serving.engine.structured import StructuredOutputsParams
 
-SPARE_MS = 2.0
-"""So long before a step ends, by what the ranks took until now, the next one is planned at the latest: who comes before is in it. Steps
-that take less are planned ahead at once."""
+SPARE_MS, SPARE_SHARE = 2.0, 0.1
+"""So long before a step ends, and this share of it, by what the ranks took until now, the next one is planned at the latest: who comes
+before is in it. Steps that take less are planned ahead at once."""
 
 COMPILING = 2
 """Grammars that are compiled at a time: one that takes long does not hold up the next."""
@@ -85,7 +85,7 @@ class EngineCore:
         self._lock = Lock()
         self._ended: EngineDeadError | None = None
         self._host_ms = self._step_ms = 0.0
-        self._stepped_at = self._host_s = 0.0
+        self._stepped_at = self._host_s = self._planning_s = 0.0
         self._controls: dict[str, Callable[..., Any]] = {
             "sleep": self._sleep,
             "wake": self._wake,
@@ -204,15 +204,16 @@ class EngineCore:
         `_take_commands`."""
         began = time.perf_counter()
         while (due := self._due(began)) == 0 and (plan := self._plan()) is not None:
-            self._submit_step(plan)
+            self._submit_step(plan, began)
         planned = time.perf_counter()
+        self._planning_s += planned - began
         if not self._in_flight or not self._in_flight[0].future.done():
             return due or None
         flight = self._in_flight.popleft()
         deltas = self._scheduler.commit(flight.plan, flight.future.result())
         if len(deltas):
             self._sink.deltas(deltas)
-        self._note_times(flight, planned - began, planned)
+        self._note_times(flight, planned)
         return 0
 
     def _due(self, now: float) -> float | None:
@@ -222,20 +223,21 @@ class EngineCore:
         if not self._in_flight:
             return 0
         began = max(self._in_flight[0].began, self._stepped_at)
-        left = began - now + 1e-3 * (sum(flight.expected_ms for flight in self._in_flight) - SPARE_MS) - 2 * self._host_s
+        ahead = (1 - SPARE_SHARE) * sum(flight.expected_ms for flight in self._in_flight) - SPARE_MS
+        left = began - now + 1e-3 * ahead - 2 * self._host_s
         return 0 if self._in_flight[0].future.done() else max(0.0, left)
 
     def _plan(self) -> StepPlan | None:
         return None if self._asleep else self._scheduler.plan()
 
-    def _submit_step(self, plan: StepPlan) -> None:
-        future, now = self._executor.submit(plan), time.perf_counter()
-        self._in_flight.append(Flight(plan, future, now, self._scheduler.expected_ms(plan)))
+    def _submit_step(self, plan: StepPlan, began: float) -> None:
+        future = self._executor.submit(plan)
+        self._in_flight.append(Flight(plan, future, began, self._scheduler.expected_ms(plan)))
         future.add_done_callback(lambda _: self.wake())
 
-    def _note_times(self, flight: Flight, planning: float, answered: float) -> None:
+    def _note_times(self, flight: Flight, answered: float) -> None:
         now, steps = time.perf_counter(), flight.plan.num_steps
-        self._host_s = planning + now - answered
+        self._host_s, self._planning_s = self._planning_s + now - answered, 0.0
         self._host_ms = 1e3 * self._host_s / steps
         self._step_ms = 1e3 * (now - max(flight.began, self._stepped_at)) / steps
         self._stepped_at = now

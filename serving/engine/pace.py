@@ -12,6 +12,8 @@ MEMORY = 0.98
 """What an observation weighs after the next one: the last 50 or so count."""
 EVERY = 8
 """Observations between two looks at all of them."""
+OUTLIER = 4.0
+"""No step counts for more than so many times what was expected, and a millisecond: some wait for what comes once."""
 PROMPTS_MS, PASSES = 25.0, 10.0
 """A prompt is the last that a step takes in once its prompts take so long, and so many times what a step costs without any rows:
 those behind it come sooner or as soon in a step of their own, and steps are not made for less."""
@@ -39,6 +41,8 @@ class Pace:
     def note(self, plan: StepPlan, step_ms: float) -> None:
         """A step took so long; of a burst each of its steps."""
         row = _row(plan)
+        if self._seen >= EVERY:
+            step_ms = min(step_ms, OUTLIER * (self.expected_ms(plan) / plan.num_steps + 1.0))
         self._moments *= MEMORY
         self._sums *= MEMORY
         self._moments += np.outer(row, row)

@@ -11,10 +11,11 @@ from pagoda.serving.engine.child import Inbox, Outbox, log_alike, portable
 from pagoda.serving.engine.core import EngineCore
 from pagoda.serving.engine.inprocess_client import Engine
 from pagoda.serving.engine.listener import Listener
+from pagoda.serving.engine.turns import take_short_turns
 from pagoda.serving.engine.wire_sink import MAIN, WireSink
 
 SWITCH_SECONDS = 0.0005
-"""After so long a thread that has a message to read or to send takes its turn from the loop: a request waits for two such turns."""
+"""After so long a thread that has a message to read takes its turn from the loop."""
 
 
 def serve(inbox: Inbox, outbox: Outbox) -> int:
@@ -24,6 +25,7 @@ def serve(inbox: Inbox, outbox: Outbox) -> int:
         return 0
     starter, requests, answers, log = told
     log_alike(log)
+    take_short_turns()
     sink = WireSink(answers)
     try:
         engine: Engine = starter(sink)

@@ -88,6 +88,17 @@ def test_decodes_stand_back_for_prompts_and_not_for_long() -> None:
     assert gaps[CHEAP] == 0.0 and 40.0 < gaps[DEAR] <= pace.HOLD_MS
 
 
+def test_a_step_that_waited_for_something_else_counts_little() -> None:
+    toy = lived(DEAR)
+    toy.submit("a", range(2, 42), max_tokens=30, ignore_eos=True)
+    toy.step()
+    toy.scheduler.note_pace(toy.plans[0], 10_000.0)
+    toy.drain()
+    toy.submit("b", range(2, 42), max_tokens=2)
+    plan = toy.plan()
+    assert plan is not None and toy.scheduler.expected_ms(plan) < 3 * 42.0
+
+
 def test_a_fit_is_never_negative() -> None:
     made = Pace()
     toy = Toy(toy_facts(overlap=1, **FACTS), **CONFIG)

@@ -13,6 +13,7 @@ from pagoda.hal.errors import EngineDeadError
 from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.results import Pending
 from pagoda.serving.engine.runner import Runner
+from pagoda.serving.engine.turns import take_usual_turns
 
 RunnerBuilder = Callable[[Topology], Runner]
 """Loads the model of one rank; picklable where ranks are processes (a module's function, or a partial of one)."""
@@ -94,6 +95,7 @@ class Worker:
             future.set_result(result)
 
     def _work(self) -> None:
+        take_usual_turns()  # the runner's threads are started here
         while (job := self._jobs.get()) is not None:
             job()
         self._waits.put(None)
