@@ -110,7 +110,7 @@ def percentile(times: Sequence[float], share: float) -> float:
 
 
 async def measure(url: str, seconds: float) -> dict[str, Any]:
-    """Idle and at half capacity, each for so long."""
+    """Idle for so long, then what it can do, and three times as long at half of that."""
     take_short_turns()  # or a client would wait for the server's threads, as none on another machine does
     load = Load(url)
     await load.alone(20)
@@ -120,7 +120,7 @@ async def measure(url: str, seconds: float) -> dict[str, Any]:
     while time.perf_counter() < end:
         idle += await load.alone(10)
     capacity = await load.full(seconds)
-    half = await load.arriving(capacity / 2, seconds)
+    half = await load.arriving(capacity / 2, 3 * seconds)
     found = {"idle": idle, "half": half}
     return {
         "requests_per_s": round(capacity, 2),
@@ -142,7 +142,7 @@ def server_of(folder: Path, tiny: bool) -> ServerProcess:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=22, help="of each of the three parts")
+    parser.add_argument("--seconds", type=float, default=15, help="of the idle part and the full one; the half one takes three times as long")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--ratio", type=float, default=2.0)
     parser.add_argument("--output", type=Path)

@@ -1,13 +1,13 @@
 """Soak whole servers: 64 clients, every endpoint in random order, clients that leave, malformed requests, slow readers.
 
-    python benchmarks/soak_server.py --minutes 30 --output docs/perf/results/soak.json
+    python benchmarks/soak_server.py --minutes 30 --output docs/perf/results/soak-server.json
 
 First the default model's server stands alone on the machine: its time to the first token, idle and with requests arriving at half the
-rate that it can do. Then five servers of tiny models are soaked: one generates (gRPC too), one embeds, one scores, one sees, one hears.
-`holds` of the report says of each demand whether it was met, and the exit code is 0 where all were: no page leaked, no request stuck
-(left in a server, or without an answer for `--patience` seconds), memory flat (PSS of all processes of each server, by the slope after the
-first two fifths), at half capacity a p99 to the first token within `--ttft-ratio` of the idle one, and nothing else wrong: no answer
-wrong or lost, no server ended, no traceback in a log.
+rate that it can do. Then five servers are soaked together: the default model's generates (gRPC too), those of tiny models embed, score, see
+and hear. Every half a minute a line says how far it is. `holds` of the report says of each demand whether it was met, and the exit code is
+0 where all were: no page leaked, no request stuck (left in a server, or without an answer for `--patience` seconds), memory flat (PSS of
+all processes of each server, by the slope after the first two fifths), at half capacity a p99 to the first token within `--ttft-ratio` of
+the idle one, and nothing else wrong: no answer wrong or lost, no server ended, no traceback in a log.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "sampl
 
 import first_tokens
 from soak_actions import ACTIONS, Client
-from tiny_servers import adapter, tiny_server
-from toy_process import ServerProcess
+from lora_folders import make_adapter
+from tiny_servers import COMMON, TEMPLATE, adapter, tiny_server
+from toy_process import SERVE, ServerProcess
 
 MIB = 1 << 20
 KINDS = ("generate", "embed", "score", "see", "hear")
 POINTS = 60
 """Of memory, over a run."""
+QUERIES = {f"model.layers.{layer}.self_attn.q_proj": (576, 576) for layer in range(30)}
+"""What an adapter of the default model changes."""
 
 
 @dataclass
@@ -109,6 +112,16 @@ async def work(client: Client, until: float, waits: Waits) -> None:
             client.faults.append(f"{name}: {error!r}"[:600])
 
 
+async def tell(seen: Counter[str], faults: list[str], waits: Waits, memory: Memory) -> None:
+    """How far it is, every half a minute."""
+    began = time.monotonic()
+    while True:
+        await asyncio.sleep(30)
+        points = " ".join(f"{kind} {found[-1]:.0f}" for kind, found in memory.points.items())
+        done = f"{seen.total()} requests, {len(faults)} faults, {len(waits.stuck)} stuck; MiB: {points}"
+        print(f"{(time.monotonic() - began) / 60:.1f} min: {done}", file=sys.stderr, flush=True)
+
+
 async def left_over(http: httpx.AsyncClient) -> dict[str, Any]:
     """Requests and pages that are still there a minute after the last client has gone."""
     left: dict[str, Any] = {}
@@ -130,8 +143,9 @@ async def soak(servers: dict[str, ServerProcess], adapters: Path, options: argpa
     http = {kind: httpx.AsyncClient(base_url=server.where, timeout=options.patience, limits=limits) for kind, server in servers.items()}
     channel = grpc.aio.insecure_channel(servers["generate"].grpc)
     stub = InferenceStub(channel)
-    clients = [Client(http, stub, Random(f"{options.seed} {k}"), adapters, k, seen, faults) for k in range(options.clients)]
-    watch = asyncio.create_task(memory.watch(options.minutes * 60 / POINTS))
+    rngs = [Random(f"{options.seed} {k}") for k in range(options.clients)]
+    clients = [Client(http, stub, rng, adapters, k, seen, faults, exact=options.tiny) for k, rng in enumerate(rngs)]
+    watch = asyncio.gather(memory.watch(options.minutes * 60 / POINTS), tell(seen, faults, waits, memory))
     await asyncio.gather(*(work(client, time.monotonic() + options.minutes * 60, waits) for client in clients))
     watch.cancel()
     left = {kind: await left_over(one) for kind, one in http.items()}
@@ -169,6 +183,26 @@ def holds(found: dict[str, Any], options: argparse.Namespace) -> dict[str, bool]
     }
 
 
+def default_server(*flags: str) -> ServerProcess:
+    """The default model, with what the clients ask of the one that generates."""
+    pool = ("--kv-cache-memory-bytes", "256M", "--max-model-len", "512")
+    templates = ("--chat-template", str(TEMPLATE), "--trust-request-chat-template")
+    common = (flag for flag in COMMON if flag not in ("--dtype", "float32"))
+    return ServerProcess([*SERVE, *common, "--served-model-name", "tiny", "small", *pool, *templates, "--enable-lora", *flags], patience=300)
+
+
+def started(stack: ExitStack, options: argparse.Namespace) -> tuple[dict[str, ServerProcess], Path]:
+    """A server of each kind, and an adapter for the one that generates."""
+    folders = {kind: Path(stack.enter_context(tempfile.TemporaryDirectory())) for kind in KINDS}
+    servers = {} if options.tiny else {"generate": stack.enter_context(default_server("--grpc-port", "0"))}
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: more threads would only take the others' processors
+    for kind in KINDS[len(servers) :]:
+        flags = ("--grpc-port", "0") if kind == "generate" else ()
+        servers[kind] = stack.enter_context(tiny_server(folders[kind], kind, *flags))
+    where = folders["generate"]
+    return servers, adapter(where) if options.tiny else make_adapter(where / "adapter", QUERIES, seed=1)
+
+
 def first_token(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, first_tokens.server_of(Path(folder), options.tiny) as server:
         return asyncio.run(first_tokens.measure(server.where, options.first_token_seconds))
@@ -180,21 +214,21 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--growth", type=float, default=0.02, help="share that memory may grow by after two fifths of the time")
     parser.add_argument("--ttft-ratio", type=float, default=2.0)
-    parser.add_argument("--first-token-seconds", type=float, default=40, help="of each of its three parts")
-    parser.add_argument("--tiny", action="store_true", help="take the time to the first token of a tiny model")
-    parser.add_argument("--patience", type=float, default=120, help="seconds after which a request counts as stuck")
+    parser.add_argument("--first-token-seconds", type=float, default=40, help="of the idle part and the full one; the half one takes three times as long")
+    parser.add_argument("--tiny", action="store_true", help="let a tiny model generate")
+    parser.add_argument("--patience", type=float, default=300, help="seconds after which a request counts as stuck")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    print("the time to the first token …", file=sys.stderr, flush=True)
     ttft = first_token(options)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: more threads would only take the clients' processors
+    print(f"the p99 is {ttft['ratio']} times the idle one; the soak …", file=sys.stderr, flush=True)
     with ExitStack() as stack:
-        folders = {kind: Path(stack.enter_context(tempfile.TemporaryDirectory())) for kind in KINDS}
-        flags = {"generate": ("--grpc-port", "0")}
-        servers = {kind: stack.enter_context(tiny_server(folder, kind, *flags.get(kind, ()))) for kind, folder in folders.items()}
-        found = asyncio.run(soak(servers, adapter(folders["generate"]), options))
+        servers, made = started(stack, options)
+        found = asyncio.run(soak(servers, made, options))
     found = {"first_token": ttft, **found}
     command = f"python benchmarks/soak_server.py --minutes {options.minutes:g} --clients {options.clients} --seed {options.seed}"
+    command += " --tiny" * options.tiny
     text = json.dumps({"date": time.strftime("%Y-%m-%d"), "command": command, "holds": holds(found, options), **found}, indent=1) + "\n"
     if options.output is not None:
         options.output.write_text(text)

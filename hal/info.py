@@ -10,7 +10,11 @@ CONTRACT_VERSION = 1
 
 
 class Feature(Enum):
-    """What a device can do, asked instead of who made it."""
+    """What a device can do, asked instead of who made it.
+
+    `IN_CALLS`: work has been done when the call that submits it returns, as on the host's own processors; elsewhere it goes on beside
+    the host.
+    """
 
     GRAPHS = "graphs"
     TRACED = "traced"
@@ -24,6 +28,7 @@ class Feature(Enum):
     TRITON = "triton"
     FLOAT64 = "float64"
     VIRTUAL_MEMORY = "virtual_memory"
+    IN_CALLS = "in_calls"
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,9 @@ class CpuBackend:
             raise DeviceError(f"no CPU model {model!r} is known; only this machine's own (give no model)")
         vendor, name = machine.processor()
         arch = machine.architecture()
-        features = {Feature.FLOAT64, Feature.UNIFIED_MEMORY} | ({Feature.INT8} if arch in machine.INT8_ARCHS else set())
+        features = {Feature.FLOAT64, Feature.UNIFIED_MEMORY, Feature.IN_CALLS}
+        if arch in machine.INT8_ARCHS:
+            features.add(Feature.INT8)
         if available() is None:
             features.add(Feature.GRAPHS)
         return DeviceInfo(

@@ -40,7 +40,7 @@ class ReferenceBackend:
             index=0,
             memory_bytes=machine.memory_bytes(),
             dtypes=frozenset({"float64", "float32"}),
-            features=frozenset({Feature.FLOAT64, Feature.UNIFIED_MEMORY}),
+            features=frozenset({Feature.FLOAT64, Feature.UNIFIED_MEMORY, Feature.IN_CALLS}),
             limits=Limits(max_threads=machine.cores(), alignment=64, page_sizes=(16, 32, 64, 128)),
         )
 

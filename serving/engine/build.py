@@ -15,6 +15,7 @@ import torch
 from pagoda.hal.comm import Communicator, Topology
 from pagoda.hal.device import Device
 from pagoda.hal.errors import PagodaError
+from pagoda.hal.info import Feature
 from pagoda.hal.kv import CacheGroup
 from pagoda.hal.stream import Stream
 from pagoda.hal.table import KernelTable
@@ -177,6 +178,7 @@ def _facts(
         kv_bytes=pages.nbytes,
         kernels=kernel_names(target.table),
         adapter_slots=config.max_loras if config.enable_lora else 0,
+        in_calls=Feature.IN_CALLS in target.info.features,
         length_epochs=model.facts.length_epochs,
         pooling=_pooling(model),
         whole_prompts=model.facts.whole_prompts,

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
@@ -16,14 +16,11 @@ from pagoda.serving.engine.adapter_desk import AdapterDesk
 from pagoda.serving.engine.executor import Executor
 from pagoda.serving.engine.grammar import Compiler, Grammar
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats, StepDeltas
+from pagoda.serving.engine.pace import Due
 from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.scheduler import Scheduler
 from pagoda.serving.engine.sequence import State
 from pagoda.serving.engine.structured import StructuredOutputsParams
-
-SPARE_MS, SPARE_SHARE = 2.0, 0.1
-"""So long before a step ends, and this share of it, by what the ranks took until now, the next one is planned at the latest: who comes
-before is in it. Steps that take less are planned ahead at once."""
 
 COMPILING = 2
 """Grammars that are compiled at a time: one that takes long does not hold up the next."""
@@ -36,13 +33,19 @@ class Command(NamedTuple):
     refuse: Callable[[EngineDeadError], None]
 
 
-class Flight(NamedTuple):
-    """A step that the ranks were given, when, and how long it should take them."""
+NOTHING = Command(lambda: None, lambda _: None)
+"""Makes the loop look at what has happened."""
+
+
+@dataclass
+class Flight:
+    """A step that the ranks were given, when, how long it should take them, and when it had ended, 0.0 before."""
 
     plan: StepPlan
     future: Future[StepResult]
     began: float
     expected_ms: float
+    ended: float = 0.0
 
 
 class Sink(Protocol):
@@ -85,7 +88,8 @@ class EngineCore:
         self._lock = Lock()
         self._ended: EngineDeadError | None = None
         self._host_ms = self._step_ms = 0.0
-        self._stepped_at = self._host_s = self._planning_s = 0.0
+        self._stepped_at = self._ended_at = self._host_s = self._planning_s = 0.0
+        self._next = Due()
         self._controls: dict[str, Callable[..., Any]] = {
             "sleep": self._sleep,
             "wake": self._wake,
@@ -202,46 +206,62 @@ class EngineCore:
     def _step(self) -> float | None:
         """Plan what is due and commit the oldest step where it has ended. Returns how long to wait for something to happen, see
         `_take_commands`."""
-        began = time.perf_counter()
-        while (due := self._due(began)) == 0 and (plan := self._plan()) is not None:
-            self._submit_step(plan, began)
-        planned = time.perf_counter()
-        self._planning_s += planned - began
+        wait = self._plan_due()
         if not self._in_flight or not self._in_flight[0].future.done():
-            return due or None
-        flight = self._in_flight.popleft()
-        deltas = self._scheduler.commit(flight.plan, flight.future.result())
-        if len(deltas):
-            self._sink.deltas(deltas)
-        self._note_times(flight, planned)
+            return wait
+        self._commit(self._in_flight.popleft())
         return 0
 
+    def _plan_due(self) -> float | None:
+        """Returns in how many seconds a further step is due; None: not before something happens."""
+        began = time.perf_counter()
+        while (wait := self._due(began)) == 0:
+            plan = self._plan()
+            if plan is None:
+                return None
+            self._submit_step(plan, began)
+            self._planning_s += time.perf_counter() - began
+        return wait
+
     def _due(self, now: float) -> float | None:
-        """How many seconds from now another step should be planned, 0: it is time; None: the ranks take no more."""
         if len(self._in_flight) >= self._runner_facts.overlap:
             return None
-        if not self._in_flight:
+        if not self._in_flight or not self._runner_facts.in_calls or not self._scheduler.has_slots:
             return 0
-        began = max(self._in_flight[0].began, self._stepped_at)
-        ahead = (1 - SPARE_SHARE) * sum(flight.expected_ms for flight in self._in_flight) - SPARE_MS
-        left = began - now + 1e-3 * ahead - 2 * self._host_s
-        return 0 if self._in_flight[0].future.done() else max(0.0, left)
+        running = self._in_flight[0]
+        if running.future.done():
+            return 0
+        return self._next.left_s(now - max(running.began, self._ended_at), running.expected_ms, self._host_s)
 
     def _plan(self) -> StepPlan | None:
         return None if self._asleep else self._scheduler.plan()
 
     def _submit_step(self, plan: StepPlan, began: float) -> None:
-        future = self._executor.submit(plan)
-        self._in_flight.append(Flight(plan, future, began, self._scheduler.expected_ms(plan)))
-        future.add_done_callback(lambda _: self.wake())
+        flight = Flight(plan, self._executor.submit(plan), began, self._scheduler.expected_ms(plan))
+        if self._in_flight:
+            self._next.planned(late=self._in_flight[-1].future.done())
+        self._in_flight.append(flight)
+        flight.future.add_done_callback(lambda _: self._landed(flight))
 
-    def _note_times(self, flight: Flight, answered: float) -> None:
+    def _landed(self, flight: Flight) -> None:
+        flight.ended = time.perf_counter()
+        self._commands.put(NOTHING)
+
+    def _commit(self, flight: Flight) -> None:
+        began = time.perf_counter()
+        ended = flight.ended or began
+        deltas = self._scheduler.commit(flight.plan, flight.future.result())
+        if len(deltas):
+            self._sink.deltas(deltas)
+        self._note_times(flight, ended, self._planning_s + time.perf_counter() - began)
+
+    def _note_times(self, flight: Flight, ended: float, host_s: float) -> None:
         now, steps = time.perf_counter(), flight.plan.num_steps
-        self._host_s, self._planning_s = self._planning_s + now - answered, 0.0
-        self._host_ms = 1e3 * self._host_s / steps
+        self._host_s, self._planning_s = host_s, 0.0
+        self._host_ms = 1e3 * host_s / steps
         self._step_ms = 1e3 * (now - max(flight.began, self._stepped_at)) / steps
-        self._stepped_at = now
-        self._scheduler.note_pace(flight.plan, self._step_ms)
+        self._scheduler.note_pace(flight.plan, 1e3 * max(0.0, ended - max(flight.began, self._ended_at)) / steps)
+        self._stepped_at, self._ended_at = now, ended
 
     def _abort(self, request_ids: list[str], sequence: int | None) -> None:
         if sequence is None:

@@ -232,6 +232,7 @@ class RunnerFacts:
         pooling: see `EngineFacts`. whole_prompts: a step takes no parts of prompts.
         media: see `models.media.MediaFacts`; media_rows: embeddings that the ranks keep.
         encoder: of a model whose decoder attends to one, or None.
+        in_calls: a step has ended when the call that starts it returns (`hal.info.Feature.IN_CALLS`): none is begun beside another.
         length_epochs: a `models.model.LengthEpochs` where a sequence that grows must be computed anew, or None.
     """
 
@@ -248,6 +249,7 @@ class RunnerFacts:
     kernels: dict[str, str] = field(default_factory=dict)
     adapters: tuple[Any, ...] = ()
     adapter_slots: int = 0
+    in_calls: bool = False
     length_epochs: Any = None
     load_seconds: dict[str, float] = field(default_factory=dict)
     trees: bool = False

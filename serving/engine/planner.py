@@ -33,8 +33,8 @@ class Planner:
         self._admitter = admitter
         self._budget = budget
         self._threshold = threshold
-        self._bursts, self._pace = bursts, pace
-        self._chunked, self._held_ms = chunked, 0.0
+        self._bursts, self._pace, self._held_ms = bursts, pace, 0.0
+        self._chunked = chunked and (ledger.media is None or not ledger.media.store.whole)
         self._speculator = speculator
         self._masks = MaskFiller(vocab)
         self._step = 0
@@ -48,7 +48,7 @@ class Planner:
         admitted = Admitted()
         if self._ledger.counters["preemptions"] == preemptions and not draining:
             admitted = self._admit(slots, counts)
-            slots, counts = self._hold(slots, counts, int(counts[counts > 1].sum()) + sum(admitted.counts))
+            slots, counts = self._hold(slots, counts, admitted)
         if not len(slots) and not admitted.slots and idle and not self._ledger.loading:
             admitted = self._unstick(admitted)
         if admitted.slots:
@@ -107,7 +107,7 @@ class Planner:
             np.minimum(want, self._threshold, out=want)
         budget = self._step_budget()
         if budget < self._budget and self._ledger.waiting.peek() is not None:
-            budget = max(budget // 2, len(order) + 1)  # who comes need not wait for the end of a long prompt
+            budget = max(budget // 2, len(order) + 1)  # who waits need not wait for the end of a long prompt
         if want.sum() > budget:
             want = self._deal(want, budget)
         if self._ledger.media is not None:
@@ -115,19 +115,25 @@ class Planner:
         return want if states is None else states.clip(order, slots.computed[order], want, whole)
 
     def _step_budget(self) -> int:
-        """A step that others wait for, or may wait for, is not filled with the chunk of a long prompt."""
+        """Where rows are dear, a step that others wait for, or may wait for, is not filled with the chunk of a long prompt."""
+        if not self._chunked or not self._pace.dear:
+            return self._budget
         running = len(self._ledger.running)
-        most = self._pace.chunk_tokens(running + (self._ledger.waiting.peek() is not None) > 1) if self._chunked else 0
-        return min(self._budget, max(most, running + 1)) if most else self._budget
+        most = self._pace.chunk_tokens(running + (self._ledger.waiting.peek() is not None) > 1)
+        return min(self._budget, max(most, running + 1))
 
     def _admit(self, slots: IntArray, counts: IntArray) -> Admitted:
-        state = self._ledger.slots
+        left, enough, state = self._step_budget() - int(counts.sum()), self._pace.prompt_tokens, self._ledger.slots
+        if not enough:
+            return self._admitter.admit(left)
         ends = (counts > 1) & (state.computed[slots] + counts == state.total[slots])
-        return self._admitter.admit(self._step_budget() - int(counts.sum()), self._pace.prompt_tokens, int(counts[ends].sum()))
+        return self._admitter.admit(left, enough, int(counts[ends].sum()))
 
-    def _hold(self, slots: IntArray, counts: IntArray, prompts: int) -> tuple[IntArray, IntArray]:
+    def _hold(self, slots: IntArray, counts: IntArray, admitted: Admitted) -> tuple[IntArray, IntArray]:
         """Without decodes, where they would take much of the time of a step that brings first tokens."""
-        decodes = int((counts == 1).sum())
+        if not self._pace.dear:
+            return slots, counts
+        decodes, prompts = int((counts == 1).sum()), int(counts[counts > 1].sum()) + sum(admitted.counts)
         if not decodes or not prompts or self._ledger.states is not None or self._ledger.slots.drafted[slots].any():
             self._held_ms = 0.0
             return slots, counts

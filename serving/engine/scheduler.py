@@ -223,6 +223,11 @@ class Scheduler:
         return any(request.adapter is not None and request.adapter.number == number for request in self._ledger.requests.values())
 
     @property
+    def has_slots(self) -> bool:
+        """Whether a request that comes now could run beside those that do."""
+        return self._ledger.slots.free > 0
+
+    @property
     def has_work(self) -> bool:
         """Whether any request is not finished or any step not committed."""
         return bool(self._ledger.requests or self._in_flight)

@@ -13,6 +13,7 @@ from pagoda.hal.comm import Topology
 from pagoda.hal.device import Device
 from pagoda.hal.discovery import find
 from pagoda.hal.graphs import GraphPolicy
+from pagoda.hal.info import Feature
 from pagoda.hal.kv import CacheGroup, CacheKind, LayerCache, LayerPages
 from pagoda.hal.table import KernelTable
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
@@ -156,7 +157,8 @@ def toy_runner(
     groups = toy_groups(model, opened)
     pages = Pages(opened, groups, num_pages, 2)
     pages.bind(model)
-    facts = RunnerFacts(groups, num_pages, 256, VOCAB, opened.info.model, overlap, kv_bytes=pages.nbytes, trees=True)
+    timely = Feature.IN_CALLS in opened.info.features
+    facts = RunnerFacts(groups, num_pages, 256, VOCAB, opened.info.model, overlap, kv_bytes=pages.nbytes, trees=True, in_calls=timely)
     return Runner(opened, toy_table(opened), model, pages, facts, RunnerLimits(max_num_seqs, 256, 256, overlap))
 
 
