@@ -142,7 +142,9 @@ def server_of(folder: Path, tiny: bool) -> ServerProcess:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=15, help="of the idle part and the full one; the half one takes three times as long")
+    parser.add_argument(
+        "--seconds", type=float, default=15, help="of the idle part and the full one; the half one takes three times as long"
+    )
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--ratio", type=float, default=2.0)
     parser.add_argument("--output", type=Path)

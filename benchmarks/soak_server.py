@@ -35,8 +35,8 @@ from pagoda.serving.api.grpc.pagoda_pb2_grpc import InferenceStub
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "samples"))
 
 import first_tokens
-from soak_actions import ACTIONS, Client
 from lora_folders import make_adapter
+from soak_actions import ACTIONS, Client
 from tiny_servers import COMMON, TEMPLATE, adapter, tiny_server
 from toy_process import SERVE, ServerProcess
 
@@ -188,7 +188,9 @@ def default_server(*flags: str) -> ServerProcess:
     pool = ("--kv-cache-memory-bytes", "256M", "--max-model-len", "512")
     templates = ("--chat-template", str(TEMPLATE), "--trust-request-chat-template")
     common = (flag for flag in COMMON if flag not in ("--dtype", "float32"))
-    return ServerProcess([*SERVE, *common, "--served-model-name", "tiny", "small", *pool, *templates, "--enable-lora", *flags], patience=300)
+    return ServerProcess(
+        [*SERVE, *common, "--served-model-name", "tiny", "small", *pool, *templates, "--enable-lora", *flags], patience=300
+    )
 
 
 def started(stack: ExitStack, options: argparse.Namespace) -> tuple[dict[str, ServerProcess], Path]:
@@ -214,7 +216,9 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--growth", type=float, default=0.02, help="share that memory may grow by after two fifths of the time")
     parser.add_argument("--ttft-ratio", type=float, default=2.0)
-    parser.add_argument("--first-token-seconds", type=float, default=40, help="of the idle part and the full one; the half one takes three times as long")
+    parser.add_argument(
+        "--first-token-seconds", type=float, default=40, help="of the idle part and the full one; the half one takes three times as long"
+    )
     parser.add_argument("--tiny", action="store_true", help="let a tiny model generate")
     parser.add_argument("--patience", type=float, default=300, help="seconds after which a request counts as stuck")
     parser.add_argument("--seed", type=int, default=0)

@@ -27,12 +27,12 @@ PROMPTS_MS, PASSES = 25.0, 10.0
 without any rows: those behind it come sooner or as soon in a step of their own, and steps are not made for less."""
 CHUNK_MS, CHUNK_PASSES, ALONE = 150.0, 20.0, 4
 """The same for the chunk of a prompt where others wait for the step's end; so many times as much where others may only come."""
-HOLD_MS, HOLD_PASSES = 150.0, 2.0
-"""Decodes stand back for prompts no longer than this at a time, and only where their rows cost more than so many steps."""
-SLOW_MS = 8.0
+HOLD_MS, HOLD_PASSES = 150.0, 1.0
+"""Decodes stand back for prompts no longer than this at a time, and only where their rows cost more than so many steps without any."""
+SLOW_MS = 5.0
 """Steps that take less are planned as soon as they may be."""
-SPARE_MS, SPARE = 1.5, 0.03
-"""A slow step's follower is planned so long, and at least this share of the step, before the step ends by what is expected."""
+SPARE_MS, SPARE = 1.5, 0.05
+"""A slow step's follower is planned so long and this share of the step before it ends, by what is expected."""
 LEAST_S = 1e-4
 """It is not worth while to wait for less."""
 MOST_SPARE, CALM = 0.75, 0.97

@@ -45,7 +45,9 @@ class TimedLoop:
         return self.now
 
     def ask(self, name: str, prompt: list[int], max_tokens: int) -> None:
-        self.core.submit(EngineRequest(name, tuple(prompt), SamplingParams(temperature=0.0, seed=1, max_tokens=max_tokens, ignore_eos=True)))
+        self.core.submit(
+            EngineRequest(name, tuple(prompt), SamplingParams(temperature=0.0, seed=1, max_tokens=max_tokens, ignore_eos=True))
+        )
 
     def run(self, arrivals: dict[float, tuple[str, list[int], int]] | None = None, until: float = 1e9) -> None:
         """Until all has been answered, or that time. `arrivals`: what is asked when."""
