@@ -83,16 +83,18 @@ class Load:
         return [await self.ask() for _ in range(count)]
 
     async def full(self, seconds: float) -> float:
-        """Requests a second with many at once, each followed by a next one, counted when the first ones have ended."""
+        """Requests a second with many at once, each followed by a next one, for so long and for three times as many at least; counted
+        from when half of the first ones have ended until the last one begins."""
         ends, began = [], time.perf_counter()
 
         async def client() -> None:
-            while time.perf_counter() < began + seconds:
+            while time.perf_counter() - began < seconds or len(ends) < 3 * AT_ONCE:
                 await self.ask()
                 ends.append(time.perf_counter() - began)
 
         await asyncio.gather(*(client() for _ in range(AT_ONCE)))
-        return sum(seconds / 3 < end < seconds for end in ends) / (seconds * 2 / 3)
+        first, last = ends[AT_ONCE // 2], max(seconds, ends[3 * AT_ONCE - 1])
+        return sum(first < end <= last for end in ends) / (last - first)
 
     async def arriving(self, rate: float, seconds: float) -> list[float]:
         """So many a second, whatever becomes of those before."""
@@ -114,7 +116,7 @@ async def measure(url: str, seconds: float) -> dict[str, Any]:
     take_short_turns()  # or a client would wait for the server's threads, as none on another machine does
     load = Load(url)
     await load.alone(20)
-    await load.full(1.0)
+    await asyncio.gather(*(load.ask() for _ in range(AT_ONCE)))
     idle: list[float] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:

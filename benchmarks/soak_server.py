@@ -113,13 +113,14 @@ async def work(client: Client, until: float, waits: Waits) -> None:
 
 
 async def tell(seen: Counter[str], faults: list[str], waits: Waits, memory: Memory) -> None:
-    """How far it is, every half a minute."""
-    began = time.monotonic()
+    """How far it is, every half a minute, and what went wrong meanwhile."""
+    began, told = time.monotonic(), 0
     while True:
         await asyncio.sleep(30)
         points = " ".join(f"{kind} {found[-1]:.0f}" for kind, found in memory.points.items())
         done = f"{seen.total()} requests, {len(faults)} faults, {len(waits.stuck)} stuck; MiB: {points}"
-        print(f"{(time.monotonic() - began) / 60:.1f} min: {done}", file=sys.stderr, flush=True)
+        print(f"{(time.monotonic() - began) / 60:.1f} min: {done}", *faults[told:], sep="\n  ", file=sys.stderr, flush=True)
+        told = len(faults)
 
 
 async def left_over(http: httpx.AsyncClient) -> dict[str, Any]:
