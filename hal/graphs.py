@@ -24,7 +24,9 @@ class GraphPolicy:
         prompt_tokens, prompt_rows: sizes that steps with prompts are padded to where shapes are not static, each captured when it is met
             again; empty means that such steps run as they are.
         shared: decode steps have a second form for rows that share a beginning, which attention then reads once.
-        at_start: capture all buckets before the first request; otherwise each when it is first needed.
+        at_start: capture ahead of need: with static shapes all buckets before the first request, otherwise those that a first answer needs,
+            and the others while there is nothing else to do; a step whose bucket is not captured goes to a larger one or runs as it is. Not
+            at start: each bucket is captured when it is first needed.
         burst: decode steps that may be replayed one after the other, their inputs brought by copies between them, before the host
             looks at what they gave; 1: none.
     """

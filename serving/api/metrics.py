@@ -39,6 +39,8 @@ _GAUGES: _Reads = (
     ("num_requests_running", "Requests that run.", lambda s: s.running),
     ("num_requests_waiting", "Requests that wait to run.", lambda s: s.waiting),
     ("kv_cache_usage_perc", "Share of the KV pages in use, from 0 to 1.", lambda s: s.pages_used / s.pages_total if s.pages_total else 0.0),
+    ("steps_captured", "Kinds of steps that are captured, where that is done ahead of need.", lambda s: s.steps_captured),
+    ("steps_to_capture", "Kinds of steps that will be captured in idle moments.", lambda s: s.steps_to_capture),
 )
 _COUNTERS: _Reads = (
     ("prompt_tokens", "Prompt tokens processed.", lambda s: s.prompt_tokens),

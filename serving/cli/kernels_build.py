@@ -19,6 +19,7 @@ from pagoda.ops.kernel_store import Entry, Key
 from pagoda.ops.native import build as native
 from pagoda.serving.engine.build import build_runner
 from pagoda.serving.engine.config import EngineConfig
+from pagoda.serving.engine.runner import Runner
 from pagoda.serving.engine.target import open_target
 
 
@@ -46,7 +47,7 @@ def _here(config: EngineConfig, root: Path) -> Entry:
     opened = open_target(config)
     key = _key(opened.info)
     kernel_store.use(opened.info, root)
-    build_runner(config, Topology(0, 1), opened).close()
+    _run_all(build_runner(config, Topology(0, 1), opened))
     return kernel_store.write_index(root, key, _built(config))
 
 
@@ -58,8 +59,16 @@ def _absent(config: EngineConfig, root: Path, target: str) -> Entry:
     config = replace(config, device=f"{backend}:{info.model}", load_format="dummy", num_gpu_blocks_override=1024)
     opened = open_target(config, plan_only=True)
     with _standing_in(info):
-        build_runner(config, Topology(0, config.tensor_parallel_size), opened).close()
+        _run_all(build_runner(config, Topology(0, config.tensor_parallel_size), opened))
     return kernel_store.write_index(root, key, _built(config))
+
+
+def _run_all(runner: Runner) -> None:
+    """Steps of all sizes, those too that an engine captures when it has time."""
+    while (report := runner.capture_next()).job is not None:
+        if report.error is not None:
+            raise DeviceError(f"{report.job}: {report.error}")
+    runner.close()
 
 
 def described(target: str) -> tuple[str, DeviceInfo]:

@@ -31,10 +31,13 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Sizes that a step is padded to; None pads nothing."""
+    """Sizes that a step is padded to; None pads nothing. use: what its rows are sampled with beside what they need (`settings.Use`).
+    share: a beginning that its rows have in common is read once, where the device does that."""
 
     tokens: int | None = None
     rows: int | None = None
+    use: int = 0
+    share: bool = True
 
 
 class Cross(NamedTuple):
@@ -350,7 +353,7 @@ def _columns(
     samples = samples_of(plan)
     chosen = plan.slots[samples.rows]
     # A grammar's masks come with the plan; for the sampler they are one use with a slot's own allowed tokens.
-    use = slots.uses(chosen) | (Use.ALLOWED if plan.mask_rows is not None else 0)
+    use = slots.uses(chosen) | (Use.ALLOWED if plan.mask_rows is not None else 0) | bucket.use
     static = policy.static_shapes and bucket.rows is not None
     if bucket.tokens and plan.num_tokens > plan.num_rows:
         # One capture serves rows of all temperatures: there are many sizes of steps with prompts.
@@ -363,7 +366,7 @@ def _columns(
     tree = tree_of(plan) if plan.drafts is not None and plan.parents is not None and branches(plan.drafts, plan.parents) else None
     if tree is not None:
         rare.update(tree_nodes=tree.nodes, tree_seen=tree.seen)
-    shared = shared_beginnings(plan, page_sizes) if policy.shared else (None,) * len(page_sizes)
+    shared = shared_beginnings(plan, page_sizes) if policy.shared and bucket.share else (None,) * len(page_sizes)
     dims = {
         "tokens": bucket.tokens or plan.num_tokens,
         "rows": rows,

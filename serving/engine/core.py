@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pagoda.hal.errors import EngineDeadError, PagodaError, RequestError
 from pagoda.serving.engine.adapter_desk import AdapterDesk
+from pagoda.serving.engine.captures import CaptureRule
 from pagoda.serving.engine.executor import Executor
 from pagoda.serving.engine.grammar import Compiler, Grammar
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats, StepDeltas
@@ -80,6 +81,7 @@ class EngineCore:
     ) -> None:
         self._scheduler, self._executor, self._runner_facts, self._sink = scheduler, executor, facts, sink
         self._adapters = AdapterDesk(scheduler, executor, max_cpu_adapters)
+        self._captures = CaptureRule(executor, facts.captures)
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._in_flight: deque[Flight] = deque()
         self._asleep: list[str] = []
@@ -191,12 +193,17 @@ class EngineCore:
                 command.refuse(error)
 
     def _take_commands(self, wait: float | None) -> bool:
-        """Run what was asked meanwhile; waits for something so many seconds, None: as long as it takes. False: stop."""
+        """Run what was asked meanwhile; waits for something so many seconds, None: as long as it takes, which is time for captures.
+        False: stop."""
         while wait != 0 or not self._commands.empty():
+            idle = wait is None and not (self._asleep or self._in_flight or self._scheduler.has_work)
             try:
-                command = self._commands.get(timeout=wait)
+                command = self._commands.get(timeout=self._captures.patience if idle else wait)
             except Empty:
-                return True
+                if not idle:
+                    return True
+                self._captures.capture()
+                continue
             if command is None:
                 return False
             command.run()
@@ -234,10 +241,11 @@ class EngineCore:
         return self._next.left_s(now - max(running.began, self._ended_at), running.expected_ms, self._host_s)
 
     def _plan(self) -> StepPlan | None:
-        return None if self._asleep else self._scheduler.plan()
+        return None if self._asleep else self._scheduler.plan(self._captures.may_capture(self._scheduler.awaits_first_tokens))
 
     def _submit_step(self, plan: StepPlan, began: float) -> None:
         flight = Flight(plan, self._executor.submit(plan), began, self._scheduler.expected_ms(plan))
+        self._captures.submitted(plan)
         if self._in_flight:
             self._next.planned(late=self._in_flight[-1].future.done())
         self._in_flight.append(flight)
@@ -250,18 +258,22 @@ class EngineCore:
     def _commit(self, flight: Flight) -> None:
         began = time.perf_counter()
         ended = flight.ended or began
-        deltas = self._scheduler.commit(flight.plan, flight.future.result())
+        result = flight.future.result()
+        deltas = self._scheduler.commit(flight.plan, result)
         if len(deltas):
             self._sink.deltas(deltas)
-        self._note_times(flight, ended, self._planning_s + time.perf_counter() - began)
+        self._captures.committed(flight.plan, result, self._note_times(flight, ended, self._planning_s + time.perf_counter() - began))
 
-    def _note_times(self, flight: Flight, ended: float, host_s: float) -> None:
+    def _note_times(self, flight: Flight, ended: float, host_s: float) -> float:
+        """Returns the seconds of the step."""
         now, steps = time.perf_counter(), flight.plan.num_steps
+        seconds = now - max(flight.began, self._stepped_at)
         self._host_s, self._planning_s = host_s, 0.0
         self._host_ms = 1e3 * host_s / steps
-        self._step_ms = 1e3 * (now - max(flight.began, self._stepped_at)) / steps
+        self._step_ms = 1e3 * seconds / steps
         self._scheduler.note_pace(flight.plan, 1e3 * max(0.0, ended - max(flight.began, self._ended_at)) / steps)
         self._stepped_at, self._ended_at = now, ended
+        return seconds
 
     def _abort(self, request_ids: list[str], sequence: int | None) -> None:
         if sequence is None:
@@ -315,7 +327,9 @@ class EngineCore:
             future.set_result(answer)
 
     def _stats(self) -> EngineStats:
-        return replace(self._scheduler.stats(), step_ms=self._step_ms, host_ms=self._host_ms)
+        captured, left = self._captures.counts
+        stats = self._scheduler.stats()
+        return replace(stats, step_ms=self._step_ms, host_ms=self._host_ms, steps_captured=captured, steps_to_capture=left)
 
     def _sleep(self, level: int = 1) -> None:
         """Level 1 drops the KV pool, level 2 the weights too. Refused while requests are unfinished."""
@@ -329,6 +343,7 @@ class EngineCore:
         self._asleep = ["kv"] if level == 1 else ["kv", "weights"]
         for kind in self._asleep:
             self._executor.collective("release", kind=kind)
+        self._captures.forgotten()
 
     def _wake(self) -> None:
         for kind in reversed(self._asleep):  # weights before the pages that are bound to them

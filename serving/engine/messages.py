@@ -169,6 +169,8 @@ class EngineStats:
             the latter by how many drafts deep they were.
         jumped_tokens: counter of tokens that a grammar forced and that took no step of their own.
         steps: steps run. step_ms, host_ms: the last step's wall and host time.
+        steps_captured, steps_to_capture: kinds of steps that are captured, and those that will be in idle moments; 0 where each is captured
+            when it comes first.
     """
 
     running: int = 0
@@ -191,6 +193,8 @@ class EngineStats:
     accepted_tokens: int = 0
     accepted_at: tuple[int, ...] = ()
     jumped_tokens: int = 0
+    steps_captured: int = 0
+    steps_to_capture: int = 0
     finished: dict[str, int] = field(default_factory=dict)
 
 

@@ -130,6 +130,7 @@ class StepPlan:
         media: what is encoded and replaced; None where no row has media.
         encodes: what the encoder reads before the step. cross_lengths: `[R]` int32, tokens that the encoder gave for each row; None for
             models without one.
+        capture: the ranks capture the step where it is not captured yet; otherwise it runs through a larger captured one or as it is.
     """
 
     step: int
@@ -157,6 +158,7 @@ class StepPlan:
     media: MediaPlan | None = None
     encodes: tuple[Encode, ...] = ()
     cross_lengths: IntArray | None = None
+    capture: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -170,6 +172,21 @@ class StepPlan:
     def num_steps(self) -> int:
         """How many steps of the device it is: 1, or the longest of `runs`."""
         return 1 if self.runs is None else int(self.runs.max())
+
+
+class Captures(NamedTuple):
+    """How many steps a rank has captured, and how many it would still capture ahead of need."""
+
+    captured: int = 0
+    left: int = 0
+
+
+class CaptureReport(NamedTuple):
+    """What a rank did when it was to capture the next step: which (None: none was left), and why that failed."""
+
+    counts: Captures
+    job: str | None = None
+    error: str | None = None
 
 
 class RowLogprobs(NamedTuple):
@@ -199,6 +216,7 @@ class StepResult:
             branch of a tree are computed again. None: all of them.
         pooled: sampled-row index → answer, of pooling models, whose tokens mean nothing.
         unseen: digest → why, of items that could not be encoded; requests that bring one are failed.
+        captures: of ranks that capture ahead of need (`RunnerFacts.captures`), when it has changed.
     """
 
     step: int
@@ -212,6 +230,7 @@ class StepResult:
     in_place: IntArray | None = None
     pooled: dict[int, FloatArray] = field(default_factory=dict)
     unseen: dict[bytes, str] = field(default_factory=dict)
+    captures: Captures | None = None
 
 
 @dataclass(frozen=True)
@@ -234,6 +253,7 @@ class RunnerFacts:
         encoder: of a model whose decoder attends to one, or None.
         in_calls: a step has ended when the call that starts it returns (`hal.info.Feature.IN_CALLS`): none is begun beside another.
         length_epochs: a `models.model.LengthEpochs` where a sequence that grows must be computed anew, or None.
+        captures: of ranks that capture steps ahead of need, and otherwise where a plan says so alone: how many they have.
     """
 
     groups: tuple[Any, ...]
@@ -258,3 +278,4 @@ class RunnerFacts:
     media: MediaFacts | None = None
     media_rows: int = 0
     encoder: EncoderFacts | None = None
+    captures: Captures | None = None

@@ -39,8 +39,8 @@ class Planner:
         self._masks = MaskFiller(vocab)
         self._step = 0
 
-    def plan(self, idle: bool) -> StepPlan | None:
-        """`idle` says that no step is in flight, so that waiting for one would be for ever."""
+    def plan(self, idle: bool, capture: bool = False) -> StepPlan | None:
+        """`idle` says that no step is in flight, so that waiting for one would be for ever. `capture`: see `StepPlan`."""
         self._ledger.take_loaded()
         draining = len(self._ledger.draining)
         preemptions = self._ledger.counters["preemptions"]
@@ -54,7 +54,7 @@ class Planner:
         if admitted.slots:
             slots = np.concatenate([slots, np.array(admitted.slots, np.int32)])
             counts = np.concatenate([counts, np.array(admitted.counts, np.int32)])
-        return self._build(slots, counts, admitted, runs) if len(slots) else None
+        return self._build(slots, counts, admitted, runs, capture) if len(slots) else None
 
     def _running(self) -> tuple[IntArray, IntArray, IntArray | None]:
         slots, order = self._ledger.slots, self._ledger.order
@@ -180,7 +180,7 @@ class Planner:
             admitted = self._admitter.admit(self._budget)
         return admitted
 
-    def _build(self, slots: IntArray, counts: IntArray, admitted: Admitted, runs: IntArray | None) -> StepPlan:
+    def _build(self, slots: IntArray, counts: IntArray, admitted: Admitted, runs: IntArray | None, capture: bool) -> StepPlan:
         state = self._ledger.slots
         if counts.max() > 1:
             order = np.concatenate([np.flatnonzero(counts > 1), np.flatnonzero(counts == 1)])
@@ -217,6 +217,7 @@ class Planner:
             runs=runs,
             encodes=crosses.take_encodes() if crosses is not None else (),
             cross_lengths=crosses.length[slots] if crosses is not None else None,
+            capture=capture,
         )
         self._ledger.hold_copied(plan)
         if self._ledger.states is not None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from pagoda.hal.device import Device
 from pagoda.hal.stream import Event, Stream
-from pagoda.serving.engine.plan import BoolArray, IntArray, LongArray, RowLogprobs, StepPlan, StepResult
+from pagoda.serving.engine.plan import BoolArray, Captures, IntArray, LongArray, RowLogprobs, StepPlan, StepResult
 from pagoda.serving.engine.sampler import Logprobs, Sampled
 from pagoda.serving.engine.samples import Accepted, Samples, accepted
 
@@ -45,6 +45,7 @@ class Pending:
     prompts: tuple[PromptLogprobs, ...]
     scored: bool = False
     unseen: dict[bytes, str] = field(default_factory=dict)
+    captures: Captures | None = None
 
     @property
     def done(self) -> bool:
@@ -52,7 +53,8 @@ class Pending:
 
     def wait(self) -> StepResult:
         self.event.wait()
-        return replace(self._result(), unseen=self.unseen) if self.unseen else self._result()
+        result = self._result()
+        return replace(result, unseen=self.unseen, captures=self.captures) if self.unseen or self.captures else result
 
     def _result(self) -> StepResult:
         if len(self.pieces[0][0]) == WORDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
-from pagoda.hal.errors import PagodaError
+from pagoda.hal.errors import DeviceError, PagodaError
 from pagoda.hal.memory import MemoryKind
 from pagoda.hal.stream import Stream
 from pagoda.hal.table import KernelTable
@@ -20,7 +21,10 @@ from pagoda.models.model import Model
 from pagoda.serving.engine.adapter_store import AdapterStore
 from pagoda.serving.engine.batch import BatchPacker, Bucket, StepBatch
 from pagoda.serving.engine.burst_steps import Burst
+from pagoda.serving.engine.capture_plan import Job
 from pagoda.serving.engine.captured import CapturedSteps
+from pagoda.serving.engine.cascade import FEWEST_ROWS
+from pagoda.serving.engine.dummies import WARM_KINDS, WARM_PROMPTS, WARM_SAMPLING, WARM_WHOLE, Dummies
 from pagoda.serving.engine.embeddings import EmbeddingStore
 from pagoda.serving.engine.encoding import encoder_batch
 from pagoda.serving.engine.forward import Forward
@@ -28,31 +32,18 @@ from pagoda.serving.engine.graph_mode import GraphMode
 from pagoda.serving.engine.layout import HEADER_WORDS
 from pagoda.serving.engine.leftovers import Leftovers
 from pagoda.serving.engine.pages import Pages
-from pagoda.serving.engine.params import LogprobsMode, SamplingParams
-from pagoda.serving.engine.plan import Admission, PageCopies, RunnerFacts, StepPlan, StepResult
+from pagoda.serving.engine.params import LogprobsMode
+from pagoda.serving.engine.plan import CaptureReport, Captures, PageCopies, RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.rare_columns import EDIT_BUCKETS
 from pagoda.serving.engine.results import Pending, PromptLogprobs, ResultCopier
 from pagoda.serving.engine.sampler import Logprobs, Sampled, Sampler
 from pagoda.serving.engine.settings import SamplingSlots, Use
 from pagoda.serving.engine.transfer.shelves import Shelf
 
+log = logging.getLogger("pagoda.engine")
+
 PROMPT_CHUNK = 256
 """Rows whose logits exist at the same time when prompt logprobs are made."""
-
-WARM_PROMPTS = ((1, 2), (2, 5), (16, 17))
-"""Rows and tokens a row of small prompt steps: attention cuts blocks by query tokens, and compilers make one kernel for a lone row."""
-WARM_SAMPLING = (
-    SamplingParams(seed=0, top_p=0.9),
-    *(SamplingParams(temperature=heat, seed=0, top_p=p, logit_bias={0: 1.0}) for heat, p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9))),
-)
-"""Filters, and edited logits, which are float32: kernels of their own that a first request should not wait for."""
-
-
-WARM_WHOLE = (
-    SamplingParams(temperature=0), SamplingParams(seed=0), SamplingParams(seed=0, top_p=0.9), SamplingParams(seed=0, presence_penalty=1.0),
-    SamplingParams(seed=0, logit_bias=dict.fromkeys(range(EDIT_BUCKETS[0] + 1), 0.5)),
-)  # fmt: skip
-"""Every way to sample where shapes are static."""
 
 COPIES = 8
 """Pages copied at a time where shapes are static."""
@@ -122,6 +113,8 @@ class Runner:
         self._copier = ResultCopier(device, 2 * rows * burst.steps, limits.in_flight)
         self._media = self._embedding_store(model, rows)
         self._leftovers = Leftovers(device)
+        self._dummies = Dummies(pages, rows, limits.max_num_batched_tokens, limits.max_model_len, facts.encoder is not None)
+        self._told = Captures()
         device.synchronize()
 
     @torch.inference_mode()
@@ -131,52 +124,102 @@ class Runner:
             unseen = self._prepare(plan)
             as_it_is = bool(plan.taps) or plan.routed is not None or self._slots.score_prompt(plan.slots, plan.starts)
             as_it_is |= plan.media is not None
-            bucket = None if as_it_is else self._captured.bucket(plan)
+            bucket = None if as_it_is else self._bucket(plan)
             batch = self._packer.pack(plan, bucket, self._media.extras(plan) if self._media is not None else None)
             sampled, prompts, states = self._execute(plan, batch, padded=bucket is not None)
             self._leftovers.after(plan.num_tokens)
             asked = self._slots.rows_with(plan.slots[batch.samples.rows], Use.LOGPROBS)
             pending = self._copier.start(self._stream, plan, batch.samples, sampled, asked, prompts, states)
-            return replace(pending, unseen=unseen) if unseen else pending
+            told = self._captures_to_tell()
+            return replace(pending, unseen=unseen, captures=told) if unseen or told else pending
 
     def warm_up(self) -> None:
-        """Before the first request: the largest prompt step, so that what it needs is there, and the decode steps of every bucket,
-        greedy and sampled. Nothing on devices that run steps as they are, where a first step costs no more than a later one."""
-        most, buckets = self.limits.max_num_seqs, self._captured.row_buckets(self.limits.max_num_seqs)
-        longest = min(self.limits.max_num_batched_tokens, self.limits.max_model_len)
-        self.pages.clear()
-        if whole := self._captured.whole_buckets(self.limits.max_num_batched_tokens):
-            self._warm_up_whole(buckets, whole)
+        """Before the first request: kernels, with the largest prompt step, so that what it needs is there, and what is captured first.
+        Nothing on devices that run steps as they are, where a first step costs no more than a later one."""
+        limits = self.limits
+        wanted = self._captured.want(limits.max_num_seqs, limits.max_num_batched_tokens, self._adapters is not None)
+        if not wanted.first:
             return
-        prompts = ((1, longest), (1, longest // 8), *WARM_PROMPTS)
-        kinds = product((False,) if self._adapters is None else (False, True), (SamplingParams(temperature=0), SamplingParams(seed=0)))
-        for adapted, params in kinds if buckets else ():
-            for rows, length in prompts:
-                self.run(self._dummy(min(rows, most), max(1, min(length, longest // rows)), params, adapted))
-            # Those with prompts are the same for greedy rows, and take the device as long as real ones.
-            for bucket in () if params.greedy else self._captured.prompt_buckets(self.limits.max_num_batched_tokens, most):
-                self._captured.meet(bucket)
-                self.run(self._dummy_prompts(bucket, params, adapted))
-            for rows in buckets:
-                self.run(self._dummy(min(rows, most), 1, params, adapted))
-                if params.greedy and (beginning := self._captured.shared_beginning(min(rows, most))):
-                    self.run(self._dummy(min(rows, most), 1, params, adapted, beginning))
-        for params in WARM_SAMPLING if buckets else ():
-            self.run(self._dummy(1, min(17, longest), params, False))
+        self.pages.clear()
+        if whole := self._captured.whole_buckets(limits.max_num_batched_tokens):
+            self._warm_up_whole(tuple(dict.fromkeys(job.bucket.rows or 1 for job in wanted.first if not job.prompts)), whole)
+            return
+        self._warm_kernels()
+        for job in wanted.first:
+            self._record(job) if self._captured.lazy else self.run(self._dummies.of(job))
+        self._told = self._captured.counts
+        if self._captured.lazy:
+            self.facts = replace(self.facts, captures=self._told)
+            log.info("captured %d steps; %d more in idle moments and as they are needed", *self._told)
+
+    def _warm_kernels(self) -> None:
+        """Steps as they are, of every kind of kernel; where all is captured beforehand, whatever their sizes are padded to."""
+        captured, most = self._captured, self.limits.max_num_seqs
+        longest = min(self.limits.max_num_batched_tokens, self.limits.max_model_len)
+        for adapted, params in product((False,) if self._adapters is None else (False, True), WARM_KINDS):
+            large = () if captured.lazy and params.greedy else ((1, longest), (1, longest // 8))
+            for rows, length in (*large, *WARM_PROMPTS):
+                self.run(self._dummies.plan(min(rows, most), max(1, min(length, longest // rows)), params, adapted))
+            if captured.lazy and params.greedy and (beginning := captured.shared_beginning(min(FEWEST_ROWS, most))):
+                self.run(self._dummies.plan(FEWEST_ROWS, 1, params, adapted, beginning))
+        for params in WARM_SAMPLING:
+            self.run(self._dummies.plan(1, min(17, longest), params, False))
+        captured.clear_asked()
+
+    @torch.inference_mode()
+    def capture_next(self) -> CaptureReport:
+        """Capture what is next in order; while no sequence has a slot, since the step's rows take those. After an error nothing more is
+        captured ahead of need, once `undo_capture` was called on every rank."""
+        job, error = self._captured.next(), None
+        if job is not None:
+            try:
+                self._record(job)
+                self.device.synchronize()
+            except DeviceError as failed:
+                error = str(failed)
+        self._told = self._captured.counts
+        return CaptureReport(self._told, None if job is None else str(job), error)
+
+    def undo_capture(self) -> None:
+        """Forget what was captured last: another rank could not."""
+        self._captured.undo()
+
+    @torch.inference_mode()
+    def _record(self, job: Job) -> None:
+        plan = replace(self._dummies.of(job), capture=True)
+        with self._stream:
+            self._prepare(plan)
+            bucket = self._bucket(plan)
+            if bucket is None:
+                return
+            batch = self._packer.pack(plan, bucket, self._media.extras(plan) if self._media is not None else None)
+            self._captured.record(batch, self._packer.generation)
+        self._stream.record().wait()  # before the buffer is written again
+
+    def _bucket(self, plan: StepPlan) -> Bucket | None:
+        use = self._slots.uses(plan.slots[plan.sampled]) | (Use.ALLOWED if plan.mask_rows is not None else 0)
+        return self._captured.bucket(plan, use)
+
+    def _captures_to_tell(self) -> Captures | None:
+        counts = self._captured.counts
+        if not self._captured.lazy or counts == self._told:
+            return None
+        self._told = counts
+        return counts
 
     def _warm_up_whole(self, rows: tuple[int, ...], whole: tuple[Bucket, ...]) -> None:
         """Where shapes are static, every program that a step may need: nothing is compiled afterwards."""
         most = self.limits.max_num_seqs
         for adapted in (False,) if self._adapters is None else (False, True):
             for params in WARM_WHOLE:
-                plans = [self._dummy(min(size, most), 1, params, adapted) for size in rows]
-                plans += [self._dummy_prompts(bucket, params, adapted) for bucket in (() if params.greedy else whole)]
+                plans = [self._dummies.plan(min(size, most), 1, params, adapted) for size in rows]
+                plans += [self._dummies.prompts(bucket, params, adapted) for bucket in (() if params.greedy else whole)]
                 for plan in plans:
                     self.run(plan)
                     self.run(plan)  # what the first one made is there now
         zeros = np.zeros(1, np.int64)
         for _ in range(2):
-            self.run(replace(self._dummy(1, 1, WARM_WHOLE[0], False), copies=PageCopies(zeros, zeros)))
+            self.run(replace(self._dummies.plan(1, 1, WARM_WHOLE[0], False), copies=PageCopies(zeros, zeros)))
 
     def run(self, plan: StepPlan) -> StepResult:
         """Start a step and wait for it."""
@@ -285,31 +328,10 @@ class Runner:
 
     def _execute(self, plan: StepPlan, batch: StepBatch, padded: bool) -> Executed:
         if padded:
-            return self._captured(batch, self._packer.generation), (), []
+            return self._captured(batch, self._packer.generation, plan.capture), (), []
         tensors = self._forward(batch)
         states = [each for each in (tensors.taps, tensors.routed) if each is not None]
         return tensors.sampled, self._prompt_logprobs(plan, tensors.hidden), states
-
-    def _dummy(self, rows: int, length: int, params: SamplingParams, adapted: bool, shared: int = 0) -> StepPlan:
-        """A step of so many rows of `length` tokens that reads and writes page 0, behind `shared` tokens in page 1; `adapted`: with an
-        empty adapter."""
-        ones, zeros = np.ones(rows, np.int32), np.zeros(rows, np.int32)
-        tables = tuple(np.zeros((rows, width), np.int32) for width in self.pages.table_widths(shared + length))
-        for table, size in zip(tables, self.pages.page_sizes):
-            table[:, : shared // size if size else 0] = 1
-        slots, ids = np.arange(rows, dtype=np.int32), np.zeros(rows * length, np.int32)
-        admissions = tuple(Admission(slot, params, (0,)) for slot in range(rows))
-        adapters = zeros if adapted else None
-        starts = zeros + np.int32(shared)
-        plan = StepPlan(0, slots, starts, ones * length, ids, tables, ones > 0, zeros > 0, zeros, admissions, adapters=adapters)
-        return replace(plan, cross_lengths=ones) if self.facts.encoder is not None else plan
-
-    def _dummy_prompts(self, bucket: Bucket, params: SamplingParams, adapted: bool) -> StepPlan:
-        """A step with prompts that falls into `bucket`."""
-        assert bucket.rows is not None and bucket.tokens is not None
-        rows = min(bucket.rows, self.limits.max_num_seqs, max(1, bucket.tokens // 2))
-        tokens = min(bucket.tokens, self.limits.max_num_batched_tokens, rows * self.limits.max_model_len)
-        return self._dummy(rows, max(tokens // rows, 2), params, adapted)
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> tuple[PromptLogprobs, ...]:
         rows = self._slots.rows_with(plan.slots, Use.PROMPT_LOGPROBS)

@@ -152,11 +152,11 @@ class Scheduler:
         found = [self._ledger.requests[name] for name in request_ids if name in self._ledger.requests]
         return [end_request(self._ledger, request, FinishReason.ABORT) for request in found]
 
-    def plan(self) -> StepPlan | None:
-        """The next step, or None."""
+    def plan(self, capture: bool = False) -> StepPlan | None:
+        """The next step, or None. `capture`: see `StepPlan`."""
         if len(self._in_flight) >= self._facts.overlap:
             return None
-        plan = self._planner.plan(idle=not self._in_flight)
+        plan = self._planner.plan(idle=not self._in_flight, capture=capture)
         if plan is not None:
             self._in_flight.append(plan)
             self._ledger.counters["steps"] += plan.num_steps
@@ -231,6 +231,13 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any request is not finished or any step not committed."""
         return bool(self._ledger.requests or self._in_flight)
+
+    def awaits_first_tokens(self) -> bool:
+        """Whether some sequence waits, or runs and has no token of its own yet."""
+        ledger, slots = self._ledger, self._ledger.slots
+        if ledger.waiting.peek() is not None or ledger.loading or ledger.spawning:
+            return True
+        return bool((slots.known[ledger.order] <= slots.prompt[ledger.order]).any())
 
     def stats(self) -> EngineStats:
         """A snapshot; `step_ms` and `host_ms` are the loop's to fill in."""

@@ -33,6 +33,7 @@ from pagoda.serving.engine.spec.drafter import Drafter
 
 VOCAB, WIDTH, HEADS, DIM, WINDOW, EOS = 97, 24, 3, 8, 6, 1
 SIZES = (1, 2, 4, 8, 16)
+PROMPT_SIZES = (8, 16, 32, 64, 256)
 
 
 class ToyModel:
@@ -148,18 +149,24 @@ def toy_runner(
     overlap: int = 2,
     burst: int = 0,
     shared: bool = False,
+    warm: bool = False,
 ) -> Runner:
-    """A runner of the toy model; a partial of it is a `RunnerBuilder`. `burst`: with captured decode steps, and bursts of so many."""
+    """A runner of the toy model; a partial of it is a `RunnerBuilder`. `burst`: with captured steps, and bursts of so many; `warm`: some
+    of them before the first request."""
     opened = find(device).open()
     if burst:
-        opened.graphs = EagerGraphs(GraphPolicy("captured", SIZES, SIZES, burst=burst, shared=shared))
+        prompts = {"prompt_tokens": PROMPT_SIZES, "prompt_rows": (4, 16)}
+        opened.graphs = EagerGraphs(GraphPolicy("captured", SIZES, SIZES, burst=burst, shared=shared, **prompts))
     model = ToyModel(getattr(torch, dtype), poison, opened.torch_device)
     groups = toy_groups(model, opened)
     pages = Pages(opened, groups, num_pages, 2)
     pages.bind(model)
     timely = Feature.IN_CALLS in opened.info.features
     facts = RunnerFacts(groups, num_pages, 256, VOCAB, opened.info.model, overlap, kv_bytes=pages.nbytes, trees=True, in_calls=timely)
-    return Runner(opened, toy_table(opened), model, pages, facts, RunnerLimits(max_num_seqs, 256, 256, overlap))
+    runner = Runner(opened, toy_table(opened), model, pages, facts, RunnerLimits(max_num_seqs, 256, 256, overlap))
+    if warm:
+        runner.warm_up()
+    return runner
 
 
 def toy_engine(

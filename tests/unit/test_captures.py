@@ -1,0 +1,202 @@
+"""Captures ahead of need: what comes first and what later, steps that are not captured yet, and when the loop lets ranks capture."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from pagoda.backends.cuda.device import POLICY
+from pagoda.hal.comm import Topology
+from pagoda.hal.errors import EngineDeadError
+from pagoda.hal.graphs import GraphPolicy
+from pagoda.serving.engine import captures
+from pagoda.serving.engine.capture_plan import Wanted, ladder, wanted_captures
+from pagoda.serving.engine.captures import SHARE, STARVED_SECONDS, CaptureRule
+from pagoda.serving.engine.inprocess_client import InProcessClient
+from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.engine.plan import CaptureReport, Captures, StepPlan, StepResult
+from pagoda.serving.engine.runner import Runner
+from pagoda.serving.engine.settings import Use
+from plans import GREEDY, Hand
+from toy import ToyModel, dense_greedy, toy_engine, toy_request, toy_runner
+
+PROMPT, OTHER = [5, 17, 80, 3, 44, 9, 61, 2, 33, 70, 12, 8, 25], [90, 4, 6, 31]
+WARM = SamplingParams(temperature=1.0, seed=11, top_p=0.9, max_tokens=64)
+BIASED = SamplingParams(temperature=0, logit_bias={7: 2.0}, max_tokens=64)
+
+
+def test_few_captures_come_first_and_leave_no_step_without_one_of_its_order() -> None:
+    wanted = wanted_captures(POLICY, 256, 8192, lazy=True, adapters=False, beginning=1024)
+    everything = wanted_captures(POLICY, 256, 8192, lazy=False, adapters=False, beginning=1024).first
+    assert {*wanted.first, *wanted.later} == {*everything} and len(wanted.first) + len(wanted.later) == len(everything) > 70
+    decodes = [job.bucket.rows for job in wanted.first if not job.prompts]
+    prompts = [job.bucket.tokens for job in wanted.first if job.prompts]
+    assert decodes == [256, 64, 16, 4, 1] and prompts == [8192, 4096, 2048, 1024, 512, 256, 128, 64, 32]
+    first, *_, last = wanted.later
+    assert (first.bucket.rows, first.prompts, last.shared) == (1, False, 1024)
+    assert wanted_captures(GraphPolicy("captured", (1,), (1,), at_start=False), 4, 64, True, False, 0) == Wanted()
+    with_adapters = wanted_captures(POLICY, 256, 8192, lazy=True, adapters=True, beginning=0)
+    assert with_adapters.first == wanted.first and with_adapters.later[-1].adapted and not with_adapters.later[0].adapted
+
+
+@pytest.mark.parametrize(
+    ("sizes", "factor", "kept"), [((256, 240, 64, 48, 8, 4, 2, 1), 4, (256, 64, 48, 8, 2)), ((9,), 2, (9,)), ((), 2, ())]
+)
+def test_a_ladder_reaches_down(sizes: tuple[int, ...], factor: int, kept: tuple[int, ...]) -> None:
+    made = ladder(sizes, factor)
+    assert made[:3] == kept[:3]
+    for size in sizes:
+        assert any(size <= step <= factor * size or step == min(one for one in sizes if one >= size) for step in made)
+
+
+def lazy(**settings: Any) -> Runner:
+    made = toy_runner(Topology(0, 1), "reference", burst=2, **settings)
+    made.warm_up()
+    return made
+
+
+def lives(runner: Runner, params: SamplingParams, capture: bool = False) -> list[list[int]]:
+    """Three sequences: prompts at once, single steps, a burst, and steps of fewer rows."""
+    hand = Hand(runner)
+    rows = [hand.sequence(slot, tokens, params) for slot, tokens in ((0, PROMPT), (1, OTHER), (2, [7]))]
+    hand.run(*((row, len(row.tokens)) for row in rows), capture=capture)
+    for count in (3, 2, 1, 3):
+        hand.run(*((row, 1) for row in rows[:count]), capture=capture)
+    hand.burst(rows, [2, 2, 1])
+    for count in (3, 2):
+        hand.run(*((row, 1) for row in rows[:count]), capture=capture)
+    return [row.output for row in rows]
+
+
+@pytest.mark.parametrize("params", [GREEDY, WARM, BIASED])
+def test_tokens_are_the_same_before_during_and_after_captures(params: SamplingParams) -> None:
+    plain = lives(toy_runner(Topology(0, 1), "reference", burst=2), params)  # nothing is captured
+    warmed = lazy()
+    before = warmed._captured.counts
+    assert 0 < before.captured < before.left
+    assert lives(warmed, params) == plain
+    assert warmed._captured.counts.captured == before.captured, "nothing is captured but when a plan says so"
+    assert lives(warmed, params, capture=True) == plain
+    assert warmed._captured.counts.captured > before.captured
+    while warmed.capture_next().job is not None:
+        assert lives(warmed, params) == plain if warmed._captured.counts.left % 7 == 0 else True
+    counts = warmed._captured.counts
+    assert counts.left == 0 and lives(warmed, params) == plain and warmed._captured.counts == counts
+
+
+def test_what_was_missing_is_captured_next() -> None:
+    made = lazy()
+    lives(made, WARM)
+    reports = [made.capture_next() for _ in range(3)]
+    assert all(
+        report.job is not None and f"sampled with {Use.RANDOM | Use.FILTER}" in report.job and report.error is None for report in reports
+    )
+    before = made._captured.counts.captured
+    lives(made, WARM, capture=True)
+    assert made._captured.counts.captured - before <= 1, "steps of a burst and of three sizes were captured by now"
+
+
+def test_a_step_tells_what_was_captured() -> None:
+    made = lazy()
+    hand = Hand(made)
+    sequence = hand.sequence(0, PROMPT, WARM)
+    hand.run((sequence, len(PROMPT)))
+    told = [hand.run((sequence, 1), capture=capture).captures for capture in (False, True, True)]
+    assert told[0] is not None and told[1] is not None and told[1].captured == told[0].captured + 1 and told[2] is None
+
+
+def test_sleep_forgets_captures_and_they_come_again() -> None:
+    made = lazy()
+    expected = lives(made, GREEDY)
+    made.release("kv")
+    made.restore("kv")
+    assert made._captured.counts.captured == 0 and made._captured.counts.left > 10
+    assert lives(made, GREEDY) == expected
+    first = made.capture_next().job
+    while made.capture_next().job is not None:
+        pass
+    assert first is not None and lives(made, GREEDY) == expected
+
+
+class Ranks:
+    """An executor of ranks that answer as they are told."""
+
+    def __init__(self, *answers: list[CaptureReport]) -> None:
+        self.answers, self.calls = list(answers), list[str]()
+
+    def collective(self, method: str, **_: Any) -> Any:
+        self.calls.append(method)
+        return self.answers.pop(0) if method == "capture_next" else None
+
+
+def plan(capture: bool) -> StepPlan:
+    one = np.ones(1, np.int32)
+    return StepPlan(0, one, one, one, one, (), one > 0, one > 1, one, capture=capture)
+
+
+def answer(counts: Captures | None = None) -> StepResult:
+    return StepResult(0, np.ones((1, 1), np.int32), np.ones(1, np.int32), captures=counts)
+
+
+def test_captures_take_a_share_of_the_time_and_wait_for_first_tokens() -> None:
+    now = [0.0]
+    rule = CaptureRule(Ranks(), Captures(3, 9), lambda: now[0])  # type: ignore[arg-type]
+    assert rule.may_capture(lambda: False) and not rule.may_capture(lambda: True)
+    rule.submitted(plan(True))
+    assert not rule.may_capture(lambda: False), "one at a time"
+    rule.committed(plan(True), answer(Captures(4, 9)), 0.1)
+    now[0] = 0.1 / SHARE - 0.11
+    assert not rule.may_capture(lambda: False)
+    now[0] += 0.02
+    assert rule.may_capture(lambda: False)
+    now[0] += STARVED_SECONDS
+    assert not rule.may_capture(lambda: True)
+    now[0] += 0.1
+    assert rule.may_capture(lambda: True)
+    assert CaptureRule(Ranks(), None).patience is None and not CaptureRule(Ranks(), None).may_capture(lambda: False)  # type: ignore[arg-type]
+
+
+def test_ranks_that_differ_end_the_engine_and_one_that_fails_stops_captures() -> None:
+    same, other = CaptureReport(Captures(4, 8), "a"), CaptureReport(Captures(4, 8), "b")
+    rule = CaptureRule(Ranks([same, other]), Captures(3, 9))  # type: ignore[arg-type]
+    with pytest.raises(EngineDeadError, match="ranks captured different steps"):
+        rule.capture()
+    ranks = Ranks([same, CaptureReport(Captures(3, 8), "a", "out of memory")])
+    rule = CaptureRule(ranks, Captures(3, 9))  # type: ignore[arg-type]
+    rule.capture()
+    assert ranks.calls == ["capture_next", "undo_capture"]
+    assert rule.patience is None and not rule.may_capture(lambda: False)
+
+
+def test_what_another_rank_could_not_capture_is_forgotten() -> None:
+    made = lazy()
+    before = made._captured.counts.captured
+    assert made.capture_next().counts.captured == before + 1
+    made.undo_capture()
+    assert made._captured.counts == Captures(before, 0) and made.capture_next().job is None
+    assert lives(made, GREEDY) == lives(lazy(), GREEDY)
+
+
+@pytest.mark.parametrize("world", [0, 2])
+async def test_an_idle_engine_captures_everything(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captures, "IDLE_SECONDS", 0.001)
+    client = await InProcessClient.start(lambda sink: toy_engine(sink, world, burst=2, warm=True))
+    try:
+
+        async def ask(name: str, prompt: list[int]) -> list[int]:
+            deltas = client.generate(toy_request(name, prompt, 8))
+            return [token async for delta in deltas for sequence in delta.sequences for token in sequence.token_ids]
+
+        expected = [dense_greedy(ToyModel(), prompt, 8) for prompt in (PROMPT, OTHER)]
+        assert await asyncio.gather(ask("a", PROMPT), ask("b", OTHER)) == expected
+        while (stats := await client.stats()).steps_to_capture:
+            await asyncio.sleep(0.01)
+        assert stats.steps_captured > 10
+        assert await asyncio.gather(ask("c", PROMPT), ask("d", OTHER)) == expected
+        await client.call("sleep", level=1)
+        await client.call("wake")
+        assert await ask("e", PROMPT) == expected[0]
+    finally:
+        await client.close()
