@@ -56,6 +56,16 @@ class DummyEngine:
     def client(self) -> InProcessClient:
         return self._client
 
+    def captured(self) -> int:
+        """How many steps are captured now."""
+        return self.run(self._client.stats()).steps_captured
+
+    def settle(self) -> int:
+        """Wait for the captures that are made in idle moments, which would lie between measured rounds. Returns how many there are."""
+        while self.run(self._client.stats()).steps_to_capture:
+            self.run(asyncio.sleep(0.05))
+        return self.captured()
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Something else that speaks to the client."""
         return self._loop.run_until_complete(work)
@@ -124,6 +134,8 @@ def main() -> None:
     settings["kv_cache_dtype"] = result["kv_cache_dtype"] = options.kv_cache_dtype
     with DummyEngine(config, max_num_batched_tokens=8192, **settings) as engine:
         result["device"], result["start_s"] = engine.facts.device, time.perf_counter() - start
+        began, first = time.perf_counter(), engine.captured()
+        result["captures"] = {"at_start": first, "later": engine.settle() - first, "later_s": time.perf_counter() - began}
         deadline = None if options.deadline is None else start + options.deadline
         names = options.workloads.split(",")
         workloads.run_all(spec, options.model, names, engine.generate, lambda line: print(line, flush=True), save, deadline)

@@ -23,6 +23,7 @@ def idle(options: argparse.Namespace) -> dict[str, Any]:
     half = LONGEST[options.shape] // 16
     vocab, draw, found = SHAPES[options.shape]["vocab_size"], random.Random(1), {}
     with engine(options, max_num_batched_tokens=8192) as running:
+        running.settle()
         for name, count, prompt, tokens in (("W1", 1, 128, 256), ("W3", 512, half, half // 2)):
             batches = [[draw.choices(range(10, vocab), k=prompt) for _ in range(count)] for _ in range(3)]
             found[name] = _measure(running, batches, tokens)

@@ -1,4 +1,5 @@
-"""From the start of a process to its first token, with nothing compiled before and with all of it; sleep and wake with bytes and times."""
+"""From the start of a process to its first token, with nothing compiled before and with all of it, and to the last capture, which comes
+after it; sleep and wake with bytes and times."""
 
 from __future__ import annotations
 
@@ -68,9 +69,12 @@ def _one(name: str, device: str, shape: str, began: float) -> dict[str, Any]:
         found |= {"ready": time.time() - began, **running.facts.load_seconds}
         running.generate([[5, 6, 7, 8]], 1)
         found["first_token"] = time.time() - began
+        first = running.captured()
         ready = time.time()
         running.generate([list(range(20, 120))] * 20, 8)
-        return {**found, "twenty_more": time.time() - ready}
+        found["twenty_more"] = time.time() - ready
+        captured = running.settle()
+        return {**found, "captured_first": first, "captured_later": captured - first, "last_capture": time.time() - began}
 
 
 def _profiled(work: Any) -> list[str]:
@@ -93,6 +97,7 @@ def sleep(options: argparse.Namespace) -> dict[str, Any]:
 
     prompt = list(range(20, 90))
     with engine(options, max_num_batched_tokens=2048) as running:
+        running.settle()  # a step as it is may turn a greedy token of one that is captured
         running.generate([prompt], 1)
         before = running.tokens([prompt], 16, temperature=0)  # behind its own pages, as after each wake
         rows = []
@@ -102,6 +107,7 @@ def sleep(options: argparse.Namespace) -> dict[str, Any]:
             asleep = memory()
             woken = _timed(running.run, running.client.call("wake"))
             first = _timed(running.generate, [prompt], 1)
+            running.settle()
             same = running.tokens([prompt], 16, temperature=0) == before
             given = awake[1] - asleep[1]
             rows.append({"level": level, "sleep_s": seconds, "wake_s": woken, "first_token_s": first, "same": same, "given_back": given,

@@ -29,6 +29,7 @@ def ranks(options: argparse.Namespace) -> dict[str, Any]:
     spec = workloads.load_spec(options.bench / "workloads.json")
     found: dict[str, Any] = {}
     with engine(options, options.start_shape, max_num_batched_tokens=8192, tensor_parallel_size=2) as running:
+        running.settle()
         source = workloads.PromptSource(max(SHAPES[options.start_shape]["vocab_size"], 2000), spec["seed"])
         running.generate(source.batch(8, 128), 8)
         for name in ("W1", "W3"):

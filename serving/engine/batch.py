@@ -15,7 +15,7 @@ from pagoda.hal.memory import MemoryKind
 from pagoda.ops.attention import HostLengths, PagedBatch, TreeMask
 from pagoda.ops.segment_attention import Segments
 from pagoda.serving.engine.burst_steps import BurstViews, fill_later
-from pagoda.serving.engine.cascade import shared_beginnings
+from pagoda.serving.engine.cascade import allowed_beginnings
 from pagoda.serving.engine.layout import ALIGNMENT, DIMS, FIRST, HEADER_WORDS, Layout, layout_of
 from pagoda.serving.engine.packed import device_views, host_views, put
 from pagoda.serving.engine.params import MAX_LOGPROBS
@@ -32,12 +32,12 @@ Tensors = Mapping[str, torch.Tensor]
 @dataclass(frozen=True)
 class Bucket:
     """Sizes that a step is padded to; None pads nothing. use: what its rows are sampled with beside what they need (`settings.Use`).
-    share: a beginning that its rows have in common is read once, where the device does that."""
+    share: see `allowed_beginnings`."""
 
     tokens: int | None = None
     rows: int | None = None
     use: int = 0
-    share: bool = True
+    share: frozenset[tuple[bool, ...]] | None = None
 
 
 class Cross(NamedTuple):
@@ -58,7 +58,7 @@ class StepBatch:
         max_query, max_seq: exact bounds on the host.
         top_logprobs: largest top-k asked for. samples: what is sampled, on the host.
         lengths: of the rows, exact; None in decode steps, whose kernels need none of the host.
-        shared: of each cache group, whether its rows share a beginning (`PagedBatch.shared`).
+        shared: of each cache group, whether its rows share a beginning (`PagedBatch.shared`). alike: likewise, whatever the bucket allows.
         taps: layers whose hidden states are wanted, of the tokens in the view `tap_rows`. routed: the chosen experts are.
         burst: of a plan with runs, the part that its captured steps read, and what it holds in the steps after the first.
         cross: of models with an encoder.
@@ -77,6 +77,7 @@ class StepBatch:
     samples: Samples
     lengths: HostLengths | None = None
     shared: tuple[bool, ...] = ()
+    alike: tuple[bool, ...] = ()
     taps: tuple[int, ...] = ()
     routed: bool = False
     burst: BurstViews | None = None
@@ -237,6 +238,7 @@ class _Columns:
     rare: dict[str, NDArray[Any]]
     tree: Tree | None
     shared: tuple[IntArray | None, ...]
+    alike: tuple[bool, ...]
 
     def fill(self, out: Arrays, page_sizes: tuple[int, ...]) -> None:
         plan, tokens, rows = self.plan, self.plan.num_tokens, self.plan.num_rows
@@ -285,6 +287,7 @@ class _Columns:
             samples=self.samples,
             lengths=None if plan.num_tokens == plan.num_rows else self._lengths(),
             shared=tuple(shared is not None for shared in self.shared),
+            alike=self.alike,
             taps=plan.taps,
             routed=plan.routed is not None,
             cross=Cross(crossed, plan.cross_lengths) if plan.cross_lengths is not None else None,
@@ -366,7 +369,7 @@ def _columns(
     tree = tree_of(plan) if plan.drafts is not None and plan.parents is not None and branches(plan.drafts, plan.parents) else None
     if tree is not None:
         rare.update(tree_nodes=tree.nodes, tree_seen=tree.seen)
-    shared = shared_beginnings(plan, page_sizes) if policy.shared and bucket.share else (None,) * len(page_sizes)
+    shared, alike = allowed_beginnings(plan, page_sizes, policy.shared, bucket.share)
     dims = {
         "tokens": bucket.tokens or plan.num_tokens,
         "rows": rows,
@@ -393,4 +396,4 @@ def _columns(
         "taps": len(rare.get("tap_layers", ())),
         "tapped": len(rare.get("tap_rows", ())),
     }
-    return _Columns(plan, bucket, extras, dims, slots, samples, chosen, use, rare, tree, shared)
+    return _Columns(plan, bucket, extras, dims, slots, samples, chosen, use, rare, tree, shared, alike)

@@ -29,19 +29,20 @@ DRAWS = Use.RANDOM | Use.FILTER
 @dataclass(frozen=True)
 class Job:
     """A step to capture: its sizes, whether it has prompts, what its rows need of the sampler (`settings.Use`), whether they may have
-    adapters, and how many tokens they begin with alike."""
+    adapters, how many tokens they begin with alike, and in which cache groups (none: in all)."""
 
     bucket: Bucket
     prompts: bool = False
     use: int = Use.RANDOM
     adapted: bool = False
     shared: int = 0
+    alike: tuple[bool, ...] = ()
 
     @property
     def params(self) -> SamplingParams:
         """Settings of rows with this use."""
         heat, mass = float(bool(self.use & Use.RANDOM)), 0.9 if self.use & Use.FILTER else 1.0
-        return SamplingParams(temperature=heat, seed=0, top_p=mass, logit_bias={0: 1.0} if self.use & SPLIT else None)
+        return SamplingParams(temperature=heat, seed=0, top_p=mass, logit_bias={0: 1.0} if self.use & SPLIT else {})
 
     def __str__(self) -> str:
         kind = "prompts" if self.prompts else "decode"
@@ -83,7 +84,7 @@ def wanted_captures(policy: GraphPolicy, rows: int, tokens: int, lazy: bool, ada
 def ladder(sizes: tuple[int, ...], factor: int) -> tuple[int, ...]:
     """Of descending `sizes` as few as leave none whose next larger one is more than `factor` times as large, if that can be."""
     kept: list[int] = []
-    for size, below in zip(sizes, (*sizes[1:], 0), strict=True):
+    for size, below in zip(sizes, (*sizes[1:], 0), strict=False):
         if not kept or below * factor < kept[-1]:
             kept.append(size)
     return tuple(kept)
@@ -110,12 +111,13 @@ def prompt_buckets(policy: GraphPolicy, tokens: int, rows: int) -> tuple[Bucket,
 
 def _jobs(decodes: tuple[int, ...], prompts: tuple[Bucket, ...], use: int, adapted: bool, beginning: int) -> list[Job]:
     jobs = [Job(Bucket(size, size), use=use, adapted=adapted) for size in decodes]
-    if use:
-        # Those with prompts are the same for greedy rows, and take the device as long as real ones.
-        return [Job(bucket, True, use, adapted) for bucket in prompts] + jobs
+    if not use:
+        return jobs
+    # Those of random rows serve greedy ones too, and those with prompts take the device as long as real ones.
     # Kernels are the same for any number of rows, and what is captured later takes less than a tenth of a second: powers of two will do.
     alike = [size for size in decodes if beginning and size >= FEWEST_ROWS and not size & (size - 1)]
-    return jobs + [Job(Bucket(size, size), False, use, adapted, beginning) for size in alike]
+    shared = [Job(Bucket(size, size), False, use, adapted, beginning) for size in alike]
+    return [Job(bucket, True, use, adapted) for bucket in prompts] + jobs + shared
 
 
 def _ladder(prompts: tuple[Bucket, ...], prompt_rows: tuple[int, ...]) -> tuple[Bucket, ...]:

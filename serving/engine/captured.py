@@ -3,6 +3,7 @@ their inputs were changed in place."""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
+from pagoda.hal.errors import PagodaError
 from pagoda.hal.graphs import GraphPolicy, Replay
 from pagoda.hal.memory import MemoryKind
 from pagoda.ops.attention import PagedBatch
@@ -25,6 +27,8 @@ from pagoda.serving.engine.plan import Captures, StepPlan
 from pagoda.serving.engine.rare_columns import SPLIT
 from pagoda.serving.engine.sampler import Sampled
 from pagoda.serving.engine.settings import Use
+
+log = logging.getLogger("pagoda.engine")
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """What a model's layers may ask of its ranks within a step."""
@@ -74,7 +78,8 @@ class CapturedSteps:
         self._policy = policy if captured else GraphPolicy()
         self.lazy = self._policy.mode == "captured" and self._policy.at_start and not self._policy.static_shapes
         self._steps: dict[Key, Captured] = {}
-        self._sharing: set[Key] = set()
+        self._sharing: dict[Key, frozenset[tuple[bool, ...]]] = {}
+        self._alone, self._may_capture = group is None, True
         self._last: Key | None = None
         self._wanted, self._queue, self._asked = Wanted(), deque[Job](), set[Key]()
         self._generation = 0
@@ -122,9 +127,13 @@ class CapturedSteps:
         self._queue = deque(self._wanted.later)
 
     def undo(self) -> None:
-        """Forget what was captured last, and capture nothing ahead of need any more: another rank could not."""
+        """Forget what was captured last, and capture nothing more: another rank could not."""
         if self._last is not None:
             self._steps.pop(self._last, None)
+        self._end()
+
+    def _end(self) -> None:
+        self._may_capture = False
         self._queue.clear()
         self._wanted = Wanted()
 
@@ -175,14 +184,14 @@ class CapturedSteps:
         has none. One capture of a step with prompts serves rows of all temperatures and filters: there are many sizes of these."""
         more = 0 if uniform else DRAWS
         every, adapted = uniform and bool(plan.sampled.all()), plan.adapters is not None
-        if plan.capture:
+        if plan.capture and self._may_capture:
             return replace(sizes, use=more)
         for each in self._larger(sizes, plan.num_tokens, uniform):
             for draws in (more, more | Use.RANDOM, DRAWS):
                 key = self._key(each, uniform, every, adapted, use | draws)
                 if key in self._steps:
                     self._ask(sizes, uniform, every, adapted, use | more)
-                    return replace(each, use=draws, share=key in self._sharing)
+                    return replace(each, use=draws, share=self._sharing.get(key, frozenset()))
         self._ask(sizes, uniform, every, adapted, use | more)
         return replace(sizes, use=more) if uniform else None
 
@@ -200,10 +209,21 @@ class CapturedSteps:
     def _ask(self, sizes: Bucket, uniform: bool, every: bool, adapted: bool, use: int) -> None:
         """Capture it next, if it is not."""
         key = self._key(sizes, uniform, every, adapted, use)
-        if key in self._steps or key in self._asked or every is not uniform:
+        if key in self._steps or key in self._asked or every is not uniform or not self._may_capture:
             return
         self._asked.add(key)
         self._queue.appendleft(Job(sizes, not uniform, use & (DRAWS | SPLIT), adapted))
+
+    def _ask_alike(self, key: Key, batch: StepBatch) -> None:
+        """Capture next the form for rows that begin as those of a step which was run without it."""
+        key = key._replace(shared=batch.alike)
+        wanted = batch.alike != batch.shared and key.every_row_sampled and self.lazy and self._may_capture
+        if not wanted or key in self._asked or key in self._steps:
+            return
+        self._asked.add(key)
+        if beginning := self.shared_beginning(key.rows):
+            sizes = Bucket(key.tokens, key.rows)
+            self._queue.appendleft(Job(sizes, False, batch.use & (DRAWS | SPLIT), key.adapters, beginning, batch.alike))
 
     def _key(self, sizes: Bucket, uniform: bool, every: bool, adapted: bool, use: int) -> Key:
         """That of a step whose rows share nothing."""
@@ -229,12 +249,14 @@ class CapturedSteps:
         fused = self._fused(batch.use)
         key = self._key_for(batch, fused)
         captured = self._steps.get(key)
-        if captured is None and self.lazy and not capture:
+        if captured is None and (capture or not self.lazy) and self._may_capture:
+            captured = self._try_to_capture(key, batch, groups, fused)
+        if captured is not None:
+            self._forward.model.plan(groups, captured.plans)
+            self._ask_alike(key, batch)
+        else:
             plans = self._forward.model.plan(groups)
             captured = Captured(self._step(batch, groups, plans, fused), plans)
-        else:
-            captured = captured or self._capture(key, batch, groups, fused)
-            self._forward.model.plan(groups, captured.plans)
         if batch.burst is not None:
             return self._replay_all(captured, batch.burst, rows)
         given: Sampled = captured.replay()
@@ -253,6 +275,7 @@ class CapturedSteps:
 
     def record(self, batch: StepBatch, generation: int) -> None:
         """Capture a padded step, unless it is: what it gives is nobody's, so it is not run."""
+        self._last = None
         groups = self._groups(batch, generation)
         fused = self._fused(batch.use)
         if (key := self._key_for(batch, fused)) not in self._steps:
@@ -293,6 +316,17 @@ class CapturedSteps:
             key = key._replace(shared=batch.shared)
         return key._replace(kind=(batch.layout.dims, batch.use, batch.top_logprobs)) if fused and batch.use & SPLIT else key
 
+    def _try_to_capture(self, key: Key, batch: StepBatch, groups: tuple[PagedBatch, ...], fused: bool) -> Captured | None:
+        """Where it can run as it is and no other rank captures it too, a step need not be captured."""
+        try:
+            return self._capture(key, batch, groups, fused)
+        except (PagodaError, RuntimeError) as error:
+            if not (self.lazy and self._alone):
+                raise
+            self._end()
+            log.warning("steps that are not captured yet run as they are from now on: %s", error)
+            return None
+
     def _capture(self, key: Key, batch: StepBatch, groups: tuple[PagedBatch, ...], fused: bool) -> Captured:
         plans = self._forward.model.plan(groups)
         step = self._step(batch, groups, plans, fused)
@@ -300,14 +334,17 @@ class CapturedSteps:
         state = [self._forward.last_tokens, *self._forward.sampler.state()]
         before = [tensor.clone() for tensor in state]
         recurrent = self._pages.states_written([group.block_table for group in groups])
-        replay = self._device.graphs.capture(key, step, tuple(batch.views.values()))
-        for tensor, old in zip(state, before):
-            tensor.copy_(old)
-        self._pages.put_back(recurrent)
+        try:
+            replay = self._device.graphs.capture(key, step, tuple(batch.views.values()))
+        finally:
+            for tensor, old in zip(state, before):
+                tensor.copy_(old)
+            self._pages.put_back(recurrent)
         captured = self._steps[key] = Captured(replay, plans)
         self._last = key
         if any(key.shared):
-            self._sharing.add(key._replace(shared=(False,) * len(key.shared)))
+            plain = key._replace(shared=(False,) * len(key.shared))
+            self._sharing[plain] = self._sharing.get(plain, frozenset()) | {key.shared}
         return captured
 
     def _step(self, batch: StepBatch, groups: tuple[PagedBatch, ...], plans: tuple[Any, ...], fused: bool) -> Callable[..., Sampled]:

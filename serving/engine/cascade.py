@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from pagoda.serving.engine.plan import IntArray, StepPlan
 
@@ -16,6 +18,23 @@ def shared_beginnings(plan: StepPlan, page_sizes: tuple[int, ...]) -> tuple[IntA
     if plan.num_tokens != plan.num_rows or plan.num_rows < FEWEST_ROWS:
         return (None,) * len(page_sizes)
     return tuple(_shared(table, plan.starts, size) for table, size in zip(plan.block_tables, page_sizes, strict=True))
+
+
+class Beginnings(NamedTuple):
+    """Of each cache group `PagedBatch.shared` of a step's rows, or None; and whether they begin alike, made use of or not."""
+
+    shared: tuple[IntArray | None, ...]
+    alike: tuple[bool, ...]
+
+
+def allowed_beginnings(
+    plan: StepPlan, page_sizes: tuple[int, ...], takes: bool, allowed: frozenset[tuple[bool, ...]] | None
+) -> Beginnings:  # fmt: skip
+    """`shared_beginnings` where the device `takes` them, and in the sets of cache groups that are `allowed`; None: any."""
+    nothing = (None,) * len(page_sizes)
+    shared = shared_beginnings(plan, page_sizes) if takes else nothing
+    alike = tuple(one is not None for one in shared)
+    return Beginnings(shared if allowed is None or alike in allowed else nothing, alike)
 
 
 def _shared(table: IntArray, starts: IntArray, size: int) -> IntArray | None:

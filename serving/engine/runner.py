@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pagoda.hal.comm import Communicator
 from pagoda.hal.device import Device
-from pagoda.hal.errors import DeviceError, PagodaError
+from pagoda.hal.errors import PagodaError
 from pagoda.hal.memory import MemoryKind
 from pagoda.hal.stream import Stream
 from pagoda.hal.table import KernelTable
@@ -161,7 +161,7 @@ class Runner:
             for rows, length in (*large, *WARM_PROMPTS):
                 self.run(self._dummies.plan(min(rows, most), max(1, min(length, longest // rows)), params, adapted))
             if captured.lazy and params.greedy and (beginning := captured.shared_beginning(min(FEWEST_ROWS, most))):
-                self.run(self._dummies.plan(FEWEST_ROWS, 1, params, adapted, beginning))
+                self.run(self._dummies.of(Job(Bucket(FEWEST_ROWS, FEWEST_ROWS), False, 0, adapted, beginning)))
         for params in WARM_SAMPLING:
             self.run(self._dummies.plan(1, min(17, longest), params, False))
         captured.clear_asked()
@@ -175,7 +175,7 @@ class Runner:
             try:
                 self._record(job)
                 self.device.synchronize()
-            except DeviceError as failed:
+            except (PagodaError, RuntimeError) as failed:
                 error = str(failed)
         self._told = self._captured.counts
         return CaptureReport(self._told, None if job is None else str(job), error)

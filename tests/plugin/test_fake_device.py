@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "docs/vendor/example"
+SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 MODES = ("fake", "fake-graph", "fake-static")
 PUBLIC = {"pagoda.hal", "pagoda.ops", "pagoda.backends.torch_accelerator"}
 
@@ -156,6 +157,60 @@ assert "moved since its capture" in outcome(lambda held: held["x"].untyped_stora
 
 def test_a_replay_faults_on_memory_that_was_freed_since_its_capture(environment: dict[str, str]) -> None:
     shown(environment, FREED)
+
+
+CAPTURES = """
+import asyncio, sys, tempfile
+from pathlib import Path
+sys.path.insert(0, SAMPLES)
+from pagoda.serving.engine.build import engine_starter
+from pagoda.serving.engine.inprocess_client import InProcessClient
+from tiny import tiny_config
+from toy import toy_request
+
+KINDS = ({}, {"temperature": 1.0, "seed": 3}, {"temperature": 1.0, "seed": 4, "top_p": 0.8}, {"logit_bias": {5: 2.0}})
+
+async def heard(graphs, ranks):
+    config = tiny_config(Path(tempfile.mkdtemp()), device="fake-graph", graphs=graphs, tensor_parallel_size=ranks, use_tqdm_on_load=False)
+    client = await InProcessClient.start(engine_starter(config))
+    waves = []
+    for wave in ("before", "after", "woken"):
+        async def ask(number):
+            deltas = client.generate(toy_request(f"{wave}-{number}", [9 + number] * (3 + 5 * number), 7, **KINDS[number % len(KINDS)]))
+            return [token async for delta in deltas for part in delta.sequences for token in part.token_ids]
+        waves.append(await asyncio.gather(*map(ask, range(5))))
+        captured = []
+        while (stats := await client.stats()).steps_to_capture:
+            captured.append(stats.steps_captured)
+            await asyncio.sleep(0.02)
+        captured.append(stats.steps_captured)
+        if wave == "after":
+            await client.call("sleep", level=2)
+            await client.call("wake")
+    await client.close()
+    return waves, captured
+
+async def main():
+    (plain, *_), none = await heard("none", RANKS)
+    assert none == [0]
+    for graphs in ("full", "piecewise"):
+        waves, captured = await heard(graphs, RANKS)
+        assert waves == [plain] * 3, (graphs, waves, plain)
+        assert captured[-1] > CAPTURED, captured
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("ranks", "captured"), [(1, 10), (2, -1)])
+def test_captures_in_idle_moments_change_no_answer(environment: dict[str, str], tmp_path: Path, ranks: int, captured: int) -> None:
+    """Its graphs refuse trips to the host and fault on memory that has gone, so a capture of the wrong moment would show."""
+    program = tmp_path / "captures.py"
+    constants = f"SAMPLES, RANKS, CAPTURED = {str(SAMPLES)!r}, {ranks}, {captured}\n"
+    program.write_text(constants + CAPTURES)
+    result = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert result.returncode == 0, result.stderr[-4000:]
 
 
 def conforms(environment: dict[str, str], mode: str, levels: tuple[str, ...], report: Path, *checks: str) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pagoda.backends.cuda.device import POLICY
+from pagoda.backends.null.device import NullGraphs
+from pagoda.backends.torch_host.graphs import EagerGraphs
 from pagoda.hal.comm import Topology
-from pagoda.hal.errors import EngineDeadError
-from pagoda.hal.graphs import GraphPolicy
-from pagoda.serving.engine import captures
+from pagoda.hal.errors import DeviceError, EngineDeadError
+from pagoda.hal.graphs import GraphPolicy, Replay
+from pagoda.serving.engine import captured, captures, cascade
+from pagoda.serving.engine.build import engine_starter
 from pagoda.serving.engine.capture_plan import Wanted, ladder, wanted_captures
 from pagoda.serving.engine.captures import SHARE, STARVED_SECONDS, CaptureRule
 from pagoda.serving.engine.inprocess_client import InProcessClient
@@ -20,6 +26,7 @@ from pagoda.serving.engine.plan import CaptureReport, Captures, StepPlan, StepRe
 from pagoda.serving.engine.runner import Runner
 from pagoda.serving.engine.settings import Use
 from plans import GREEDY, Hand
+from tiny import tiny_config
 from toy import ToyModel, dense_greedy, toy_engine, toy_request, toy_runner
 
 PROMPT, OTHER = [5, 17, 80, 3, 44, 9, 61, 2, 33, 70, 12, 8, 25], [90, 4, 6, 31]
@@ -58,13 +65,14 @@ def lazy(**settings: Any) -> Runner:
 
 
 def lives(runner: Runner, params: SamplingParams, capture: bool = False) -> list[list[int]]:
-    """Three sequences: prompts at once, single steps, a burst, and steps of fewer rows."""
+    """Three sequences: prompts at once, single steps, a burst where it may be, and steps of fewer rows."""
     hand = Hand(runner)
     rows = [hand.sequence(slot, tokens, params) for slot, tokens in ((0, PROMPT), (1, OTHER), (2, [7]))]
     hand.run(*((row, len(row.tokens)) for row in rows), capture=capture)
     for count in (3, 2, 1, 3):
         hand.run(*((row, 1) for row in rows[:count]), capture=capture)
-    hand.burst(rows, [2, 2, 1])
+    if params.plain:
+        hand.burst(rows, [2, 2, 1])
     for count in (3, 2):
         hand.run(*((row, 1) for row in rows[:count]), capture=capture)
     return [row.output for row in rows]
@@ -118,6 +126,121 @@ def test_sleep_forgets_captures_and_they_come_again() -> None:
     while made.capture_next().job is not None:
         pass
     assert first is not None and lives(made, GREEDY) == expected
+
+
+@pytest.mark.parametrize(("most", "budget"), [(16, 256), (5, 100)])
+def test_a_step_of_nobody_falls_into_the_bucket_that_was_asked_for(most: int, budget: int) -> None:
+    made = lazy(max_num_seqs=most)
+    made._dummies._tokens = budget
+    for rows in range(1, most + 1):
+        for tokens in range(rows + 1, budget + 1):
+            real = made._dummies._plan(np.array([tokens - rows + 1] + [1] * (rows - 1), np.int32), GREEDY, False)
+            sizes = made._captured._prompt_sizes(real)
+            assert sizes is not None
+            assert made._captured._prompt_sizes(made._dummies.prompts(sizes, GREEDY, False)) == sizes, (rows, tokens)
+
+
+class Failing(EagerGraphs):
+    """Graphs that cannot capture any more from some moment on."""
+
+    fails = False
+
+    def capture(self, key: Hashable, fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Replay:
+        if self.fails:
+            fn(*inputs)
+            raise DeviceError("no memory for it")
+        return super().capture(key, fn, inputs)
+
+
+def failing() -> tuple[Runner, Failing]:
+    made = lazy()
+    made.device.graphs = graphs = Failing(made.device.graphs.policy)
+    graphs.fails = True
+    return made, graphs
+
+
+@pytest.mark.parametrize("params", [GREEDY, WARM, BIASED])
+def test_a_step_that_cannot_be_captured_runs_as_it_is(params: SamplingParams) -> None:
+    made, graphs = failing()
+    assert lives(made, params, capture=True) == lives(lazy(), params)
+    graphs.fails = False
+    assert made._captured.counts.left == 0 and made.capture_next().job is None
+    before = made._captured.counts.captured
+    assert lives(made, params, capture=True) == lives(lazy(), params)
+    assert made._captured.counts.captured == before, "one failure ends captures"
+
+
+def test_a_capture_in_an_idle_moment_may_fail() -> None:
+    made, _ = failing()
+    report = made.capture_next()
+    assert report.error is not None and "no memory" in report.error
+    made.undo_capture()
+    assert made._captured.counts.left == 0 and lives(made, WARM) == lives(lazy(), WARM)
+
+
+def test_rows_that_begin_alike_run_apart_until_their_form_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (captured, cascade):
+        monkeypatch.setattr(module, "FEWEST_TOKENS", 64)
+    monkeypatch.setattr(cascade, "UNIT", 64)
+    made = lazy(shared=True)
+    while made.capture_next().job is not None:
+        pass
+    forms = [key for key in made._captured._steps if any(key.shared)]
+    for key in forms:  # as if they had not had their turn
+        del made._captured._steps[key]
+    made._captured._sharing.clear()
+    hand = Hand(made)
+    rows = [hand.sequence(slot, [7] * 70 + [slot], SamplingParams(temperature=1.0, seed=11, max_tokens=64)) for slot in range(4)]
+    for group in range(len(made.pages.page_sizes)):
+        alike = rows[0].table[group]
+        for row in rows[1:]:
+            row.table[group][: 64 // made.pages.page_sizes[group]] = alike[: 64 // made.pages.page_sizes[group]]
+    hand.run(*((row, len(row.tokens)) for row in rows))
+    hand.run(*((row, 1) for row in rows))
+    assert not any(any(key.shared) for key in made._captured._steps)
+    report = made.capture_next()
+    assert report.job is not None and "shared tokens" in report.job
+    (form,) = [key for key in made._captured._steps if any(key.shared)]
+    replays = []
+    kept = made._captured._steps[form]
+    made._captured._steps[form] = kept._replace(replay=lambda: (replays.append(1), kept.replay())[1])
+    hand.run(*((row, 1) for row in rows))
+    assert replays == [1]
+
+
+async def test_a_device_with_fixed_shapes_captures_nothing_after_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step falls into a size that was captured before the first request, and none runs as it is."""
+    keys = list[Hashable]()
+    capture, bucket = NullGraphs.capture, captured.CapturedSteps.bucket
+
+    def noted(self: NullGraphs, key: Hashable, fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Replay:
+        keys.append(key)
+        return capture(self, key, fn, inputs)
+
+    def planned(self: captured.CapturedSteps, plan: StepPlan, use: int = 0) -> Any:
+        found = bucket(self, plan, use)
+        assert found is not None and not plan.capture
+        return found
+
+    monkeypatch.setattr(NullGraphs, "policy", GraphPolicy("captured", (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 16), static_shapes=True))
+    monkeypatch.setattr(NullGraphs, "capture", noted)
+    monkeypatch.setattr(captured.CapturedSteps, "bucket", planned)
+    config = tiny_config(tmp_path, device="null:h200", num_gpu_blocks_override=300, max_num_seqs=9)
+    client = await InProcessClient.start(engine_starter(config))
+    try:
+        started = len(keys)
+        settings = ({}, {"temperature": 1.0}, {"top_p": 0.5, "temperature": 1.0}, {"logit_bias": {3: 1.0}}, {"presence_penalty": 1.0})
+        asked = [toy_request(str(n), [5] * (3 + 17 * n), 9, **settings[n % len(settings)]) for n in range(10)]
+
+        async def ask(request: Any) -> int:
+            return sum([len(part.token_ids) async for delta in client.generate(request) for part in delta.sequences])
+
+        assert await asyncio.gather(*map(ask, asked)) == [9] * 10
+        await asyncio.sleep(0.1)
+        stats = await client.stats()
+        assert (stats.steps_captured, stats.steps_to_capture) == (0, 0) and len(keys) == started > 10
+    finally:
+        await client.close()
 
 
 class Ranks:

@@ -11,10 +11,12 @@ from pagoda.hal.info import DeviceInfo, Feature
 from fakechip.runtime import load
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
+PROMPTS, ROWS = (16, 32, 64), (4, 16)
 
 
 def open_device(info: DeviceInfo) -> Device:
     load()
     captured = Feature.GRAPHS in info.features
-    policy = GraphPolicy("captured", SIZES, SIZES, static_shapes=Feature.STATIC_SHAPES in info.features) if captured else GraphPolicy()
+    static = Feature.STATIC_SHAPES in info.features
+    policy = GraphPolicy("captured", SIZES, SIZES, static, prompt_tokens=PROMPTS, prompt_rows=ROWS, burst=2) if captured else GraphPolicy()
     return AcceleratorDevice(TorchApi("fake"), info, None, policy)
