@@ -203,6 +203,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("ranks", "captured"), [(1, 10), (2, -1)])
 def test_captures_in_idle_moments_change_no_answer(environment: dict[str, str], tmp_path: Path, ranks: int, captured: int) -> None:
     """Its graphs refuse trips to the host and fault on memory that has gone, so a capture of the wrong moment would show."""
