@@ -22,7 +22,7 @@ TIED = {"tie_word_embeddings": True, "vocab_size": 1000}
 
 def _tokens(runner: Runner) -> list[int]:
     """After eight prompts of twelve tokens."""
-    plan, found = runner._dummy(1, 12, SamplingParams(temperature=0), False), []
+    plan, found = runner._dummies.plan(1, 12, SamplingParams(temperature=0), False), []
     for turn in range(8):
         ids = (37 * np.arange(12, dtype=np.int32) + 101 * turn + 5) % 1000
         found += runner.run(replace(plan, token_ids=ids)).tokens.flatten().tolist()
