@@ -71,12 +71,12 @@ HEAD = """# Kernels compiled for GPUs that are not here
 Made by `python ci/cross_compile.py --all --write` with Triton {version}; do not edit.
 
 What is compiled: every different program (a kernel's function with the types and alignment of its arguments, its constants and its options)
-that some use asks for. Uses are those of `ci/cross_shapes.py`, in bfloat16, float16 and float32: heads of 64 to 256 numbers, pages of 16
-and 64 tokens (float32: 64), groups of 1 to 16 query heads, decodes of one and of many requests, drafts, prompts, windows, chunks, sinks,
-soft caps, ALiBi, distance biases, latents, float8 pages; layers and experts of served models at the numbers of rows where another way
-begins. Two models that ask for the same program share it. Not among them: other numbers of heads, widths and windows, which are constants
-in the same code. Kernels without such a list are compiled for the cases that they are checked with. `make test-kernels` (CI) compiles one
-use of each kernel. The last column is a digest of the kernels and of their uses.
+that some use asks for. Uses are those of `ci/cross_shapes.py`, in bfloat16, float16 and float32: heads of 64 to 256 numbers, pages of 64
+tokens (in bfloat16 of 16 too), decodes of one and of many requests, drafts, prompts, latents, float8 pages; in 16 bits groups of 1 to 16
+query heads, windows, chunks, sinks, soft caps, ALiBi and distance biases; layers and experts of served models at the numbers of rows where
+another way begins. Two models that ask for the same program share it. Not among them: other numbers of heads, widths and windows, which are
+constants in the same code. Kernels without such a list are compiled for the cases that they are checked with. `make test-kernels` (CI)
+compiles one use of each kernel. The last column is a digest of the kernels and of their uses.
 """
 CELLS = """
 A cell: different programs, most shared memory of one, the kinds of matrix instructions found, and most bytes of a thread's registers that a
