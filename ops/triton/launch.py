@@ -23,7 +23,7 @@ def overlaps(device: torch.device) -> bool:
 
 
 def describes(device: torch.device) -> bool:
-    """Whether weights or pages may come through tensor descriptors, which devices without them would have to imitate; Triton's interpreter can."""
+    """Whether weights or pages may come through tensor descriptors: devices without them would imitate them; the interpreter can."""
     return device.type == "cpu" or overlaps(device)
 
 
