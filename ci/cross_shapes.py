@@ -30,13 +30,19 @@ EXPERTS = (
     MoeMlpFacts("", 16, 5120, 8192, 1, scale_input=True),
     MoeMlpFacts("", 256, 7168, 2048, 8, first=32, local=32),
 )
+SPECIAL: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
+    ((128, 256), {"window": 4096}), ((256,), {"softcap": 50.0}), ((256,), {"softcap": 50.0, "window": 4096}), ((64,), {"sinks": True}),
+    ((64,), {"sinks": True, "window": 128}), ((128,), {"chunk": 8192}), ((64, 128), {"alibi": True}), ((64, 128), {"causal": False}),
+    ((64,), {"bias": True}),
+)  # fmt: skip
+"""Heads of models whose attention sees less, more, or otherwise."""
 LAYERS = ((6144, 4096), (28672, 4096), (4096, 14336), (5120, 2048), (960, 576))
 """(outputs, inner numbers) that no table was measured for stand beside those that one was."""
 
 
-def shapes(op: str, dtype: str) -> Iterator[Case]:
-    """Cases of primitive `op`; their tensors have no bytes."""
-    return MAKERS[op](dtype) if op in MAKERS else iter(())
+def shapes(op: str, dtype: str) -> Iterator[Case] | None:
+    """Uses of primitive `op` by models; their tensors have no bytes. None: no list of them is kept."""
+    return MAKERS[op](dtype) if op in MAKERS else None
 
 
 def _empty(dtype: str, *shape: int) -> torch.Tensor:
@@ -45,17 +51,25 @@ def _empty(dtype: str, *shape: int) -> torch.Tensor:
 
 def _attention(dtype: str) -> Iterator[Case]:
     base = AttentionFacts(dtype, dtype, 32, 8, 128, 128, 64, 0.1)
-    plain = [replace(base, head_dim=dim, v_dim=dim, page_size=page) for dim, page in product(HEADS, (64, 16))]
+    plain = [replace(base, head_dim=dim, v_dim=dim) for dim in HEADS]
+    float8 = [replace(facts, kv_dtype="float8_e4m3fn") for facts in plain if facts.head_dim in (64, 128, 256)]
+    if dtype == "bfloat16":
+        plain += [replace(base, head_dim=dim, v_dim=dim, page_size=16) for dim in (64, 128, 256)]
     grouped = [replace(base, num_heads=8 * group) for group in (1, 2, 6, 8, 16)]
-    more = [{"window": 4096}, {"softcap": 30.0}, {"sinks": True, "window": 128}, {"chunk": 8192}, {"alibi": True}, {"causal": False}]
-    special = [replace(base, **one, head_dim=dim, v_dim=dim) for one in more for dim in (64, 256)]
-    for facts in [*plain, *grouped, replace(base, head_dim=192), *special]:
+    special = [replace(base, **more, head_dim=dim, v_dim=dim) for dims, more in SPECIAL for dim in dims]
+    if dtype == "float32":  # which nobody serves in: what its tiles differ by
+        float8, grouped, special = float8[1:2], [], []
+    for facts in [*plain, *float8, *grouped, replace(base, head_dim=192), *special]:
         yield _step(facts, "decodes of 64", [1] * 64, 4096)
-        yield _step(facts, "prompts", [4096, 300], 8192)
-        if facts in plain:
+        yield _step(facts, "prompts", [4096, 300, *[20] * 6], 8192)
+        if facts in plain or facts in float8:
             yield _step(facts, "decode of 1", [1], 8192)
             yield _step(facts, "drafts", [5] * 8, 2048)
-    yield _step(base, "a beginning that decodes share", [1] * 64, 4096, shared=True)
+        if facts in plain:
+            yield _step(facts, "prompt", [4096], 4096)
+            yield _step(facts, "drafts, replayed", [5] * 4 + [1] * 4, 2048, replayed=True)
+    for facts in (base, replace(base, kv_dtype="float8_e4m3fn")):
+        yield _step(facts, "a beginning that decodes share", [1] * 64, 4096, shared=True)
     for heads, pages in product((16, 128), (dtype, "float8_e4m3fn")):
         facts = AttentionFacts(dtype, pages, heads, 1, 576, 512, 64, 0.1, latent=True)
         yield _step(facts, f"latents, decodes of {heads} heads", [1] * 64, 4096)
@@ -63,12 +77,13 @@ def _attention(dtype: str) -> Iterator[Case]:
         yield _step(facts, f"latents, prompts of {heads} heads", [4096, 300], 8192)
 
 
-def _step(facts: AttentionFacts, label: str, queries: list[int], longest: int, shared: bool = False) -> Case:
+def _step(facts: AttentionFacts, label: str, queries: list[int], longest: int, shared: bool = False, replayed: bool = False) -> Case:
     rows, tokens, page = len(queries), sum(queries), facts.page_size
     starts = np.concatenate(([0], np.cumsum(queries))).astype(np.int32)
     batch = PagedBatch(
         _empty("int32", rows + 1), _empty("int32", rows), _empty("int32", rows, longest // page), _empty("int64", tokens), max(queries),
         longest, HostLengths(starts, np.full(rows, longest, np.int32)), shared=_empty("int32", rows + 1) if shared else None,
+        replayed=replayed,
     )  # fmt: skip
     pages = [_empty(facts.kv_dtype, 1000, facts.num_kv_heads, page, dim).transpose(1, 2) for dim in (facts.head_dim, facts.v_dim)]
     if facts.latent:
@@ -76,7 +91,8 @@ def _step(facts: AttentionFacts, label: str, queries: list[int], longest: int, s
     q = _empty(facts.dtype, tokens, facts.num_heads, facts.head_dim)
     sinks = _empty(facts.dtype, facts.num_heads) if facts.sinks else None
     slopes = _empty("float32", facts.num_heads) if facts.alibi else None
-    return Case(f"{label}, heads of {facts.head_dim}, pages of {page}", facts, (q, *pages, batch, None, sinks, slopes), batch=3)
+    bias = _empty("float32", facts.num_heads, 128) if facts.bias else None
+    return Case(f"{label}, heads of {facts.head_dim}, pages of {page}", facts, (q, *pages, batch, None, sinks, slopes, bias), batch=3)
 
 
 def _gemm(dtype: str) -> Iterator[Case]:
@@ -142,9 +158,10 @@ def _route(dtype: str) -> Iterator[Case]:
 
 
 def _rope_write(dtype: str) -> Iterator[Case]:
-    for dim, norm, tokens, part in product(HEADS, (False, True), (1, 64, 2048), (1, 2)):
-        facts = RopeWriteFacts(dtype, dtype, 32, 8, dim, dim // part, 64, norm=norm, eps=1e-6)
-        pages = [_empty(dtype, 1000, 8, 64, dim).transpose(1, 2) for _ in range(2)]
+    cuts = [*product(HEADS, (False, True), (1, 2), (dtype,)), *product((128,), (False, True), (1,), ("float8_e4m3fn",))]
+    for (dim, norm, part, kind), tokens in product(cuts, (1, 64, 2048)):
+        facts = RopeWriteFacts(dtype, kind, 32, 8, dim, dim // part, 64, norm=norm, eps=1e-6)
+        pages = [_empty(kind, 1000, 8, 64, dim).transpose(1, 2) for _ in range(2)]
         angles = [_empty("float32", tokens, dim // part // 2) for _ in range(2)]
         weights = {"q_norm": _empty(dtype, dim), "k_norm": _empty(dtype, dim)} if norm else {}
         args = (_empty(dtype, tokens, 48 * dim), *angles, *pages, _empty("int64", tokens))

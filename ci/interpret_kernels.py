@@ -1,8 +1,8 @@
 """Every Triton kernel in Triton's interpreter, on the CPU, against the float64 oracle: `python ci/interpret_kernels.py [--ops …]`.
 
 Shows wrong arithmetic, masks and strides, not what a compiler makes of them. float32 and float16 only: the interpreter's bfloat16 is
-silently wrong, and its casts to bfloat16 and float8 round otherwise than a device's. Runs in a process of its own, since Triton decides
-when a kernel is declared whether it is interpreted.
+silently wrong, and its casts to bfloat16 round otherwise than a device's; float8 pages are bytes there, as on devices whose Triton
+lacks float8. Runs in a process of its own, since Triton decides when a kernel is declared whether it is interpreted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _exact(kernel: Kernel) -> Kernel:
         return kernel
 
     def accepts(facts: AttentionFacts) -> Reason | None:
-        cast = facts.kv_dtype != facts.dtype and facts.kv_dtype in ("bfloat16", "float8_e4m3fn")
+        cast = facts.kv_dtype != facts.dtype and facts.kv_dtype == "bfloat16"
         return f"the interpreter rounds to {facts.kv_dtype} in its own way" if cast else before(facts)
 
     return replace(kernel, accepts=accepts)

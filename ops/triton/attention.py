@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts
+from pagoda.ops.triton.float8 import as_stored, stored
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
@@ -24,14 +25,6 @@ def _write_kv(k, v, k_pages, v_pages, slots, k_t, k_h, v_t, v_h, kp_p, kp_t, kp_
     tl.store(v_pages + page * vp_p + offset * vp_t + head * vp_h + d, stored(value, v_pages, FLOAT8), mask=d < DV)
 
 
-@triton.jit
-def stored(value, pages, FLOAT8: tl.constexpr):
-    """Numbers as pages hold them: in float8 what is too large becomes the largest."""
-    if FLOAT8:
-        value = tl.minimum(tl.maximum(value.to(tl.float32), -448.0), 448.0)
-    return value.to(pages.dtype.element_ty)
-
-
 class WriteKv(PlainKernel):
     """`run(k, v, k_pages, v_pages, slots)`, as in `ops.attention.WriteKvReference`."""
 
@@ -42,7 +35,7 @@ class WriteKv(PlainKernel):
         if k.shape[0] == 0:
             return
         _write_kv[(k.shape[0], facts.num_kv_heads)](
-            k, v, k_pages, v_pages, slots, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            k, v, as_stored(k_pages), as_stored(v_pages), slots, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             *k_pages.stride()[:3], *v_pages.stride()[:3],
             PAGE=facts.page_size, HEADS=facts.num_kv_heads, D=facts.head_dim, DV=facts.v_dim,
             BLOCK_D=triton.next_power_of_2(max(facts.head_dim, facts.v_dim)), FLOAT8=facts.kv_dtype == "float8_e4m3fn",

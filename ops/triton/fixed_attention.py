@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts, PagedBatch
+from pagoda.ops.triton.float8 import as_stored
 from pagoda.ops.triton.launch import early
-from pagoda.ops.triton.paged_kernels import LOG2E, STEP, find_request, walk
+from pagoda.ops.triton.paged_kernels import STEP, block_of, divided, keep, rows_of, walk
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 STRETCH = 512
@@ -31,17 +32,6 @@ def _join(acc, total, top, acc_s, total_s, top_s):
     safe = tl.where(new == float("-inf"), 0.0, new)
     a, b = tl.exp2(top - safe), tl.exp2(top_s - safe)
     return acc * a[:, None] + acc_s * b[:, None], total * a + total_s * b, new
-
-
-@triton.jit
-def _divided(acc, total, top, sinks, head, valid, SINKS: tl.constexpr):
-    if SINKS:
-        sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
-        safe = tl.maximum(top, sink)
-        shrink = tl.exp2(top - safe)
-        acc = acc * shrink[:, None]
-        total = total * shrink + tl.exp2(sink - safe)
-    return acc / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
 @triton.jit
@@ -67,24 +57,13 @@ def _attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, s
     if EARLY:
         gdc_launch_dependents()
     kv_head = tl.program_id(1)
-    if SINGLE:
-        request = tl.program_id(0)
-        first = tl.load(query_start + request)
-        start = 0
-    else:
-        block = num_blocks - 1 - tl.program_id(0)  # later blocks see more, and start first
-        request = find_request(query_start, block, num_requests, BLOCK_Q)
-        first = tl.load(query_start + request)
-        start = (block - (first // BLOCK_Q + request)) * BLOCK_Q
-    queries = tl.load(query_start + request + 1) - first
+    request, first, queries, start = block_of(query_start, num_requests, num_blocks, BLOCK_Q, SINGLE)
     seq_len = tl.load(seq_lens + request)
     if EARLY:  # arrays of the step were there before; q, K and V are the last kernel's
         gdc_wait()
     if start >= queries:
         return
-    m = tl.arange(0, BLOCK_M)
-    row, head = start + m // GROUP, kv_head * GROUP + m % GROUP
-    valid = (row < queries) & (m < BLOCK_Q * GROUP)
+    row, head, valid = rows_of(start, queries, kv_head, GROUP, BLOCK_Q, BLOCK_M)
     position = seq_len - queries + row
     token = (first + row).to(tl.int64)
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
@@ -117,11 +96,9 @@ def _attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, s
             acc, total, top = _join(acc, total, top, acc_s, total_s, top_s)
     if SPREAD:
         base = (request.to(tl.int64) * HEADS + head) * slots + lower
-        tl.store(part + base[:, None] * DV + dv[None, :], acc, mask=valid[:, None] & (dv < DV)[None, :])
-        tl.store(lse + base * 2, top, mask=valid)
-        tl.store(lse + base * 2 + 1, total, mask=valid)
+        keep(part, lse, base, dv, acc, total, top, valid[:, None] & (dv < DV)[None, :], valid, DV)
     else:
-        result = _divided(acc, total, top, sinks, head, valid, SINKS)
+        result = divided(acc, total, top, sinks, head, valid, SINKS)
         tl.store(out + token[:, None] * o_t + head[:, None] * o_h + dv[None, :], result.to(out.dtype.element_ty),
                  mask=valid[:, None] & (dv < DV)[None, :])  # fmt: skip
 
@@ -150,7 +127,7 @@ def _join_all(part, lse, out, query_start, seq_lens, sinks, slots, o_t, o_h, HEA
         base = (request * HEADS + head) * slots + stretch
         rows = tl.load(part + base[:, None] * DV + dv[None, :], mask=(dv < DV)[None, :], other=0.0)
         acc, total, top = _join(acc, total, top, rows, tl.load(lse + base * 2 + 1), tl.load(lse + base * 2))
-    result = _divided(acc, total, top, sinks, head, head >= 0, SINKS)
+    result = divided(acc, total, top, sinks, head, head >= 0, SINKS)
     tl.store(out + token * o_t + head[:, None] * o_h + dv[None, :], result.to(out.dtype.element_ty), mask=(dv < DV)[None, :])
 
 
@@ -208,7 +185,7 @@ class FixedAttention(PlainKernel):
         seen = {"WINDOW": facts.window or 0, "CHUNK": facts.chunk or 0, "CAUSAL": facts.causal, "SINKS": sinks is not None}
         common = {"HEADS": facts.num_heads, "DV": facts.v_dim, "BLOCK_DV": self.block_dv, "KEYS": STRETCH, **seen, **early(q.device)}
         _attend[(blocks, facts.num_kv_heads, slots)](
-            q, k_pages, v_pages, out, part, lse, batch.query_start, batch.seq_lens, batch.block_table,
+            q, as_stored(k_pages), as_stored(v_pages), out, part, lse, batch.query_start, batch.seq_lens, batch.block_table,
             out if sinks is None else sinks, out if slopes is None else slopes, out if bias is None else bias.contiguous(),
             facts.scale, facts.softcap or 0.0, requests, blocks, slots, 1 if bias is None else bias.shape[1],
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), *k_pages.stride()[:3], *v_pages.stride()[:3],

@@ -15,7 +15,7 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.triton.gemm_routes import Route, route
-from pagoda.ops.triton.launch import early
+from pagoda.ops.triton.launch import early, fitting_stages
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
@@ -128,6 +128,7 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, a
     block_m, parts = max(16, triton.next_power_of_2(rows)), out
     if chosen.split > 1:
         parts = torch.empty(tiles * chosen.split * block_m * chosen.block_n, dtype=torch.float32, device=x.device)
+    common["num_stages"] = fitting_stages(x.device, common["num_stages"], (block_m + chosen.block_n) * chosen.block_k * x.element_size())
     _tiles[(tiles, chosen.split)](
         x, weight, weight if bias is None else bias, out, parts, arrived, rows, columns, inner, chosen.split, x.stride(0), out.stride(0),
         BLOCK_M=block_m, SPLIT=chosen.split > 1, **common,

@@ -17,7 +17,7 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.linear_fp8 import GemmFp8Facts
 from pagoda.ops.triton.fp8_rows import Fp8Rows, coded
 from pagoda.ops.triton.gemm_routes import ONE_SCALE, Fp8Route, fp8_route
-from pagoda.ops.triton.launch import early
+from pagoda.ops.triton.launch import BESIDE, early, fitting_stages
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
@@ -215,6 +215,8 @@ def multiply(facts: GemmFp8Facts, packed: Any, x: torch.Tensor, x_scale: torch.T
         _vector[(tiles,)](x, weight, scale, given, out, columns, inner, scale_n, **common)
         return out
     block_m = min(max(16, triton.next_power_of_2(rows)), way.block_m)
+    stage = (block_m * x.element_size() + way.block_n) * way.block_k
+    common["num_stages"] = fitting_stages(x.device, common["num_stages"], stage, BESIDE)
     # The counters are those of one block of rows.
     splits, parts = way.split if rows <= block_m else 1, out
     if splits > 1:

@@ -13,9 +13,10 @@ import torch
 import triton
 import triton.language as tl
 from pagoda.ops.attention import AttentionFacts, PagedBatch
+from pagoda.ops.triton.float8 import as_stored, numbers
 from pagoda.ops.triton.launch import most_stages, shared_memory
 from pagoda.ops.triton.paged_attention import PagedAttention, Part, early_of
-from pagoda.ops.triton.paged_kernels import LOG2E, STEP, find_request, halved
+from pagoda.ops.triton.paged_kernels import LOG2E, STEP, block_of, divided, halved, keep, rows_of
 from pagoda.ops.triton.tiles import LARGE, Tile, latent_tile
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -52,25 +53,14 @@ def attend_latent(q, pages, out, part, lse, query_start, seq_lens, table, scale,
     if EARLY:
         gdc_launch_dependents()
     group, split = tl.program_id(1), tl.program_id(2)
-    if SINGLE:
-        request = tl.program_id(0)
-        first = tl.load(query_start + request)
-        queries = tl.load(query_start + request + 1) - first
-        start = tl.where(queries == 1, 0, queries)
-    else:
-        block = num_blocks - 1 - tl.program_id(0)
-        request = find_request(query_start, block, num_requests, BLOCK_Q)
-        first = tl.load(query_start + request)
-        queries = tl.load(query_start + request + 1) - first
-        start = (block - (first // BLOCK_Q + request)) * BLOCK_Q
+    request, first, queries, start = block_of(query_start, num_requests, num_blocks, BLOCK_Q, SINGLE)
     seq_len = tl.load(seq_lens + request)
     if EARLY:
         gdc_wait()
     if (start >= queries) | (queries < FEWEST):
         return
-    m = tl.arange(0, BLOCK_M)
-    row, head = start + m // GROUP, group * GROUP + m % GROUP
-    valid = (row < queries) & (m < BLOCK_Q * GROUP) & (head < HEADS)
+    row, head, valid = rows_of(start, queries, group, GROUP, BLOCK_Q, BLOCK_M)
+    valid = valid & (head < HEADS)
     position = seq_len - queries + row
     token = (first + row).to(tl.int64)
     latent, turned = tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_T)
@@ -91,8 +81,8 @@ def attend_latent(q, pages, out, part, lse, query_start, seq_lens, table, scale,
     table += request * table_r
     # Masked throughout: a loop for whole tiles and one for the last would bring that one's tile through registers, which do not suffice.
     for at in tl.range(low, high, TILE, num_stages=STAGES):
-        keys = _tile(pages, table, at, high, p_p, p_t, PAGE, TILE, 0, LATENT, BLOCK_L).to(q_latent.dtype)
-        rest = _tile(pages, table, at, high, p_p, p_t, PAGE, TILE, LATENT, TURNED, BLOCK_T).to(q_latent.dtype)
+        keys = numbers(_tile(pages, table, at, high, p_p, p_t, PAGE, TILE, 0, LATENT, BLOCK_L), q_latent.dtype)
+        rest = numbers(_tile(pages, table, at, high, p_p, p_t, PAGE, TILE, LATENT, TURNED, BLOCK_T), q_latent.dtype)
         j = at + tl.arange(0, TILE)
         if TURN:
             logits = tl.dot(keys, tl.trans(q_latent), input_precision="ieee")
@@ -118,11 +108,9 @@ def attend_latent(q, pages, out, part, lse, query_start, seq_lens, table, scale,
     there = valid[:, None] & (latent < LATENT)[None, :]
     if PARTIAL:
         base = (request.to(tl.int64) * HEADS + head) * splits + split
-        tl.store(part + base[:, None] * LATENT + latent[None, :], acc, mask=there & (low < high))
-        tl.store(lse + base * 2, top, mask=valid)
-        tl.store(lse + base * 2 + 1, total, mask=valid)
+        keep(part, lse, base, latent, acc, total, top, there & (low < high), valid, LATENT)
     else:
-        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        result = divided(acc, total, top, lse, head, valid, False)
         where = out + token[:, None] * o_t + head[:, None] * o_h + latent[None, :]
         tl.store(where, result.to(out.dtype.element_ty), mask=there)
 
@@ -169,8 +157,9 @@ class LatentAttention(PagedAttention):
         block_q = 1 if part.single else max(tile.rows // heads, 1)
         blocks = requests if part.single else q.shape[0] // block_q + requests
         attend_latent[(blocks, tiles, part.splits)](
-            q, k_pages, out, partial, lse, batch.query_start, batch.seq_lens, batch.block_table, facts.scale, requests, blocks, part.splits,
-            q.stride(0), q.stride(1), out.stride(0), out.stride(1), k_pages.stride(0), k_pages.stride(1), batch.block_table.stride(0),
+            q, as_stored(k_pages), out, partial, lse, batch.query_start, batch.seq_lens, batch.block_table, facts.scale, requests, blocks,
+            part.splits, q.stride(0), q.stride(1), out.stride(0), out.stride(1), k_pages.stride(0), k_pages.stride(1),
+            batch.block_table.stride(0),
             HEADS=facts.num_heads, GROUP=heads, BLOCK_Q=block_q, BLOCK_M=tile.rows, SINGLE=part.single, TILE=tile.keys,
             PAGE=facts.page_size, LATENT=facts.v_dim, TURNED=self._turned, BLOCK_L=self.block_dv,
             BLOCK_T=self._block_t, PARTIAL=part.splits > 1, FEWEST=part.fewest, STAGES=tile.stages,

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from triton.runtime.driver import driver
 
+BESIDE = 1024
+"""Bytes of shared memory that a product with scales needs beside its stages."""
+
 
 @cache
 def overlaps(device: torch.device) -> bool:
@@ -20,7 +23,7 @@ def overlaps(device: torch.device) -> bool:
 
 
 def describes(device: torch.device) -> bool:
-    """Whether weights may come through tensor descriptors, which devices without them would have to imitate; Triton's interpreter can."""
+    """Whether weights or pages may come through tensor descriptors: devices without them would imitate them; the interpreter can."""
     return device.type == "cpu" or overlaps(device)
 
 
@@ -39,9 +42,10 @@ def most_stages(device: torch.device) -> int:
     return 2 if device.type != "cpu" and driver.active.get_current_target().backend == "hip" else 8
 
 
-def fitting_stages(device: torch.device, most: int, stage: int) -> int:
-    """Stages of a loop, of `stage` bytes each: as many as a program's shared memory holds, one at least and `most` at most."""
-    return max(1, min(most, shared_memory(device) // stage))
+def fitting_stages(device: torch.device, most: int, stage: int, beside: int = 0) -> int:
+    """Stages of a loop, of `stage` bytes each: as many as a program's shared memory holds with `beside` more bytes, one at least and
+    `most` at most."""
+    return max(1, min(most, (shared_memory(device) - beside) // stage))
 
 
 @cache
@@ -51,6 +55,24 @@ def waves_of_32(device: torch.device) -> bool:
         return False
     target = driver.active.get_current_target()
     return bool(target.backend == "hip" and target.warp_size == 32)
+
+
+@cache
+def narrow_units(device: torch.device) -> bool:
+    """Whether NVIDIA's matrix instructions are a warp's (all but sm90 and sm100's), whose numbers lie in its registers."""
+    if device.type == "cpu":
+        return False
+    target = driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch // 10 not in (9, 10))
+
+
+@cache
+def lacks_float8(device: torch.device) -> bool:
+    """Whether Triton has no e4m3 there, so that kernels take its bytes: NVIDIA before sm89; and the interpreter rounds its own way."""
+    if device.type == "cpu":
+        return True
+    target = driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch < 89)
 
 
 def early(device: torch.device) -> dict[str, Any]:
@@ -64,3 +86,5 @@ def forget() -> None:
     shared_memory.cache_clear()
     most_stages.cache_clear()
     waves_of_32.cache_clear()
+    narrow_units.cache_clear()
+    lacks_float8.cache_clear()

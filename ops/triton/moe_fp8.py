@@ -14,6 +14,7 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.moe_fp8 import MoeMlpFp8Facts
 from pagoda.ops.triton.fp8_rows import Fp8Rows, coded
+from pagoda.ops.triton.launch import BESIDE, fitting_stages
 from pagoda.ops.triton.moe import activated, kind_of, sum_choices
 from pagoda.ops.triton.moe_sort import sort_choices
 
@@ -138,9 +139,8 @@ class MoeMlpFp8(PlainKernel):
     def run(self, packed: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         if x.shape[0] == 0:
             return torch.empty_like(x)
-        return self.in_tiles(
-            packed, x, weights.contiguous(), ids.contiguous(), fp8_tile(ids.numel() / self.facts.plain.experts, self.facts.block)
-        )
+        tile = fp8_tile(ids.numel() / self.facts.plain.experts, self.facts.block)
+        return self.in_tiles(packed, x, weights.contiguous(), ids.contiguous(), tile)
 
     def in_tiles(self, packed: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, tile: Fp8Tile) -> torch.Tensor:
         """The same cut as `tile` says."""
@@ -153,16 +153,18 @@ class MoeMlpFp8(PlainKernel):
         rows = coded(x, square)
         _up[(triton.cdiv(facts.hidden, tile.up[0]), len(owner))](
             *rows, packed["up"], packed["up_scale"], bias[0], weights, order, owner, hidden, pairs, facts.alpha or 0.0, facts.limit or 0.0,
-            TOP_K=facts.top_k, KIND=kind_of(facts), SCALE=facts.scale_input, **common, **_cut(tile.up),
+            TOP_K=facts.top_k, KIND=kind_of(facts), SCALE=facts.scale_input, **common, **_cut(tile.rows, tile.up, 2, x.device),
         )  # fmt: skip
         taken: Fp8Rows = coded(hidden, square)
         _down[(triton.cdiv(facts.width, tile.down[0]), len(owner))](
             *taken, packed["down"], packed["down_scale"], bias[1], weights, order, owner, parts, pairs, SCALE=not facts.scale_input,
-            **common, **_cut(tile.down),
+            **common, **_cut(tile.rows, tile.down, 1, x.device),
         )  # fmt: skip
         return sum_choices(facts, parts, ids, x.dtype)
 
 
-def _cut(tile: tuple[int, int, int, int]) -> dict[str, int]:
-    outputs, inner, warps, stages = tile
+def _cut(rows: int, tile: tuple[int, int, int, int], weights: int, device: torch.device) -> dict[str, int]:
+    """How a launch is cut, `weights` tiles of which meet the rows in a step; with as many of its stages as shared memory holds."""
+    outputs, inner, warps, most = tile
+    stages = fitting_stages(device, most, (rows + weights * outputs) * inner, BESIDE)
     return {"BLOCK_N": outputs, "BLOCK_K": inner, "num_warps": warps, "num_stages": stages, "STAGES": stages}

@@ -16,7 +16,7 @@ from pagoda.ops.linear import GemmFacts
 from pagoda.ops.norm_gemm import NormGemmFacts
 from pagoda.ops.triton.gemm import Gemm
 from pagoda.ops.triton.gemm_routes import Route, joined_route
-from pagoda.ops.triton.launch import early
+from pagoda.ops.triton.launch import early, fitting_stages
 from pagoda.ops.triton.pointwise import AddRmsNorm, SiluAndMul
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -163,8 +163,12 @@ class NormGemm(PlainKernel):
         if chosen.split == 0:
             one_row[grid](*tensors[:5], weight, out, total, columns, facts.norm.eps, facts.norm.offset, SCALED=False, **common)
             return out, total
+        block_m = max(16, triton.next_power_of_2(rows))
+        # Rows, what is added to them, and weights, those of gate and of up.
+        stage = (2 * block_m + (2 if gated else 1) * chosen.block_n) * chosen.block_k * x.element_size()
+        common["num_stages"] = fitting_stages(x.device, common["num_stages"], stage)
         _rows[grid](
-            *tensors, rows, columns, facts.norm.eps, facts.norm.offset, x.stride(0), BLOCK_M=max(16, triton.next_power_of_2(rows)),
+            *tensors, rows, columns, facts.norm.eps, facts.norm.offset, x.stride(0), BLOCK_M=block_m,
             EVEN_K=inner % chosen.block_k == 0, **common,
         )  # fmt: skip
         return out, total

@@ -8,9 +8,18 @@ import torch
 import triton
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts, PagedBatch
-from pagoda.ops.triton.launch import early, most_stages, shared_memory, waves_of_32
+from pagoda.ops.triton.float8 import as_stored
+from pagoda.ops.triton.launch import (
+    describes,
+    early,
+    fitting_stages,
+    most_stages,
+    narrow_units,
+    shared_memory,
+    waves_of_32,
+)
 from pagoda.ops.triton.paged_kernels import attend, attend_shared, merge, zero_padding
-from pagoda.ops.triton.tiles import SHARED, Tile, in_registers, tile_of
+from pagoda.ops.triton.tiles import SHARED, Tile, by_warps, in_registers, tile_of
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 PROGRAMS = 512
@@ -19,6 +28,8 @@ KEYS = 64
 """Fewest keys of a split."""
 SLOTS = 128
 """Partial results of a row, at most."""
+BESIDE = 8192
+"""Bytes of shared memory that decodes need for other things than keys and values."""
 WAVE = 128
 """Programs of a shared beginning: its tiles are large, one a multiprocessor."""
 
@@ -66,6 +77,14 @@ def results(q: torch.Tensor, batch: PagedBatch, facts: AttentionFacts, covered: 
     return out
 
 
+def suited(tile: Tile, dim: int, half: bool, device: torch.device) -> Tile:
+    """The tile, for heads of `dim` numbers, as the device's matrix units and loads want it. `half`: pages hold float8."""
+    if waves_of_32(device):
+        return in_registers(tile, dim)
+    tile = by_warps(tile, dim, half) if narrow_units(device) else tile
+    return tile._replace(descriptor=tile.descriptor and describes(device))
+
+
 class PagedAttention(PlainKernel):
     """`run(q, k_pages, v_pages, batch, plan, sinks, slopes, bias)`, as in `ops.attention.PagedAttentionReference`."""
 
@@ -105,9 +124,9 @@ class PagedAttention(PlainKernel):
         dim, nbytes = max(self.block_d, self.block_dv), 4 if facts.dtype == "float32" else 2
         device, requests = batch.seq_lens.device, batch.seq_lens.shape[0]
         chosen = tile or tile_of(rows, dim, nbytes, facts.page_size, shared_memory(device), self.half, requests)
-        if tile is None and waves_of_32(device):
-            chosen = in_registers(chosen, dim)
-        stages = min(chosen.stages, most_stages(device))
+        chosen = suited(chosen, dim, self.half, device) if tile is None else chosen
+        # A stage holds a tile of keys or of values; beside them are the queries, or the weights on their way from one product to the next.
+        stages = fitting_stages(device, min(chosen.stages, most_stages(device)), chosen.keys * dim * nbytes, BESIDE)
         chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(self.group)), stages=stages)
         shared = self._shared(batch) if single else 0
         return Part(batch, tokens, chosen, splits or (self._splits(batch) if single else 1), shared, single, fewest)
@@ -193,7 +212,7 @@ class PagedAttention(PlainKernel):
                        partial: torch.Tensor, lse: torch.Tensor) -> None:  # fmt: skip
         facts, batch, requests = self.facts, part.batch, part.batch.seq_lens.shape[0]
         tile = SHARED if facts.dtype != "float32" else SHARED._replace(rows=64, keys=32, descriptor=False)
-        tile = in_registers(tile, max(self.block_d, self.block_dv)) if waves_of_32(q.device) else tile
+        tile = suited(tile, max(self.block_d, self.block_dv), self.half, q.device)
         tile = tile._replace(stages=min(tile.stages, most_stages(q.device)))
         described, keys, values = self._pages(k_pages, v_pages, tile)
         attend_shared[(-(-requests * self.group // tile.rows), facts.num_kv_heads, part.shared)](
@@ -207,6 +226,7 @@ class PagedAttention(PlainKernel):
 
     def _pages(self, k_pages: torch.Tensor, v_pages: torch.Tensor, tile: Tile) -> tuple[bool, Any, Any]:
         """K and V as the kernel takes them, through descriptors where it can."""
+        k_pages, v_pages = as_stored(k_pages), as_stored(v_pages)
         if not (tile.descriptor and self._describable(k_pages, v_pages, tile.keys)):
             return False, k_pages, v_pages
         return True, self._descriptor(k_pages, tile.keys, self.block_d), self._descriptor(v_pages, tile.keys, self.block_dv)

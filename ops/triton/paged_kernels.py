@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from pagoda.ops.triton.float8 import numbers
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 STEP = ["query_start", "seq_lens", "table", "shared"]
@@ -45,6 +46,54 @@ def zero_padding(out, query_start, bounds, tokens, WIDTH: tl.constexpr, ROWS: tl
 
 
 @triton.jit
+def block_of(query_start, num_requests, num_blocks, BLOCK_Q: tl.constexpr, SINGLE: tl.constexpr):
+    """(request, its first token, its query tokens, the first of them that is this program's): nothing to do where the last is not below
+    the one before. SINGLE: a block is a request, and those with other than one query token are left alone. Later blocks see more, and
+    start first.
+    """
+    if SINGLE:
+        request = tl.program_id(0)
+        first = tl.load(query_start + request)
+        queries = tl.load(query_start + request + 1) - first
+        start = tl.where(queries == 1, 0, queries)
+    else:
+        block = num_blocks - 1 - tl.program_id(0)
+        request = find_request(query_start, block, num_requests, BLOCK_Q)
+        first = tl.load(query_start + request)
+        queries = tl.load(query_start + request + 1) - first
+        start = (block - (first // BLOCK_Q + request)) * BLOCK_Q
+    return request, first, queries, start
+
+
+@triton.jit
+def rows_of(start, queries, group, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr):
+    """(query token, head, whether there is one) of each row of a block that begins at query token `start`."""
+    m = tl.arange(0, BLOCK_M)
+    row, head = start + m // GROUP, group * GROUP + m % GROUP
+    return row, head, (row < queries) & (m < BLOCK_Q * GROUP)
+
+
+@triton.jit
+def keep(part, lse, base, column, acc, total, top, there, valid, WIDTH: tl.constexpr):
+    """A running softmax whose keys are not all there yet, in slot `base` of each row."""
+    tl.store(part + base[:, None] * WIDTH + column[None, :], acc, mask=there)
+    tl.store(lse + base * 2, top, mask=valid)
+    tl.store(lse + base * 2 + 1, total, mask=valid)
+
+
+@triton.jit
+def divided(acc, total, top, sinks, head, valid, SINKS: tl.constexpr):
+    """What a running softmax comes to, sinks included; zero where it saw nothing."""
+    if SINKS:
+        sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
+        safe = tl.maximum(top, sink)
+        shrink = tl.exp2(top - safe)
+        acc = acc * shrink[:, None]
+        total = total * shrink + tl.exp2(sink - safe)
+    return acc / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+@triton.jit
 def halved(query):
     """In float16: what float8 pages hold becomes that in one instruction for two numbers, and bfloat16 in several."""
     return tl.minimum(tl.maximum(query.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
@@ -61,7 +110,7 @@ def _tile(pages, table, first, kv_head, begin, high, p_p, p_t, p_h,
         page = tl.load(table + first // PAGE)
         tile = pages.load([page, kv_head, first % PAGE, 0]).reshape(TILE, BLOCK_D)
         if not WHOLE:
-            tile = tl.where(inside[:, None], tile, 0.0)
+            tile = tl.where(inside[:, None], tile, tl.zeros_like(tile))
     else:
         d = tl.arange(0, BLOCK_D)
         if WHOLE and TILE <= PAGE and PAGE % TILE == 0:
@@ -90,7 +139,7 @@ def walk(acc, total, top, query, k_pages, v_pages, table, low, stop, begin, high
     distance 0; `far`: the last distance that has one."""
     for first in tl.range(low, stop, TILE, num_stages=STAGES):
         key = _tile(k_pages, table, first, kv_head, begin, high, kp_p, kp_t, kp_h, PAGE, TILE, D, BLOCK_D, DESCRIPTOR, WHOLE)
-        logits = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
+        logits = tl.dot(query, tl.trans(numbers(key, query.dtype)), input_precision="ieee")
         j = first + tl.arange(0, TILE)
         if SOFTCAP:
             logits = logits * scale
@@ -121,7 +170,7 @@ def walk(acc, total, top, query, k_pages, v_pages, table, low, stop, begin, high
         total = total * shrink + tl.sum(weight, 1)
         value = _tile(v_pages, table, first, kv_head, begin, high, vp_p, vp_t, vp_h, PAGE, TILE, DV, BLOCK_DV, DESCRIPTOR, WHOLE)
         acc = acc * shrink[:, None]
-        acc = tl.dot(weight.to(query.dtype), value.to(query.dtype), acc, input_precision="ieee")
+        acc = tl.dot(weight.to(query.dtype), numbers(value, query.dtype), acc, input_precision="ieee")
         top = new_top
     return acc, total, top
 
@@ -136,32 +185,19 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
            SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, PARTIAL: tl.constexpr,
            FEWEST: tl.constexpr, DESCRIPTOR: tl.constexpr, STAGES: tl.constexpr, HALF: tl.constexpr,
            EARLY: tl.constexpr):  # fmt: skip
-    """Blocks × KV heads × splits. SINGLE: a block is a request, and those with other than one query token are left alone; otherwise those
-    with fewer than FEWEST. Later blocks see more, and start first. PARTIAL results lie by request, this launch's in slots `offset` … of
-    `slots`; offset > 0: other slots have the keys that `shared` counts.
+    """Blocks × KV heads × splits. Requests with fewer than FEWEST query tokens are left alone. PARTIAL results lie by request, this
+    launch's in slots `offset` … of `slots`; offset > 0: other slots have the keys that `shared` counts.
     """
     if EARLY:
         gdc_launch_dependents()
     kv_head, split = tl.program_id(1), tl.program_id(2)
-    if SINGLE:
-        request = tl.program_id(0)
-        first = tl.load(query_start + request)
-        queries = tl.load(query_start + request + 1) - first
-        start = tl.where(queries == 1, 0, queries)
-    else:
-        block = num_blocks - 1 - tl.program_id(0)
-        request = find_request(query_start, block, num_requests, BLOCK_Q)
-        first = tl.load(query_start + request)
-        queries = tl.load(query_start + request + 1) - first
-        start = (block - (first // BLOCK_Q + request)) * BLOCK_Q
+    request, first, queries, start = block_of(query_start, num_requests, num_blocks, BLOCK_Q, SINGLE)
     seq_len = tl.load(seq_lens + request)
     if EARLY:  # arrays of the step were there before; q, K and V are the last kernel's
         gdc_wait()
     if (start >= queries) | (queries < FEWEST):
         return
-    m = tl.arange(0, BLOCK_M)
-    row, head = start + m // GROUP, kv_head * GROUP + m % GROUP
-    valid = (row < queries) & (m < BLOCK_Q * GROUP)
+    row, head, valid = rows_of(start, queries, kv_head, GROUP, BLOCK_Q, BLOCK_M)
     position = seq_len - queries + row
     token = (first + row).to(tl.int64)
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
@@ -211,17 +247,9 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
 
     if PARTIAL:
         base = (request.to(tl.int64) * HEADS + head) * slots + offset + split
-        tl.store(part + base[:, None] * DV + dv[None, :], acc, mask=valid[:, None] & (dv < DV)[None, :] & (low < high))
-        tl.store(lse + base * 2, top, mask=valid)
-        tl.store(lse + base * 2 + 1, total, mask=valid)
+        keep(part, lse, base, dv, acc, total, top, valid[:, None] & (dv < DV)[None, :] & (low < high), valid, DV)
     else:
-        if SINKS:
-            sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
-            safe = tl.maximum(top, sink)
-            shrink = tl.exp2(top - safe)
-            acc = acc * shrink[:, None]
-            total = total * shrink + tl.exp2(sink - safe)
-        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        result = divided(acc, total, top, sinks, head, valid, SINKS)
         tl.store(out + token[:, None] * o_t + head[:, None] * o_h + dv[None, :], result.to(out.dtype.element_ty),
                  mask=valid[:, None] & (dv < DV)[None, :])  # fmt: skip
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.rope_write import RopeWriteFacts
-from pagoda.ops.triton.attention import stored
+from pagoda.ops.triton.float8 import as_stored, stored
 from pagoda.ops.triton.launch import early
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -117,8 +117,9 @@ class RopeWrite(PlainKernel):
         block_h, warps = self._cut(qkv.shape[0])
         norms = (packed["q_norm"], packed["k_norm"]) if facts.norm else (qkv, qkv)
         _rope_write[(qkv.shape[0], triton.cdiv(heads, block_h))](
-            qkv, *norms, cos, sin, q, k_pages, v_pages, slots, facts.eps, facts.offset, facts.k_scale, facts.v_scale, qkv.stride(0),
-            cos.stride(0), sin.stride(0), *k_pages.stride()[:3], *v_pages.stride()[:3], HEADS=facts.num_heads, KV=facts.num_kv_heads,
+            qkv, *norms, cos, sin, q, as_stored(k_pages), as_stored(v_pages), slots, facts.eps, facts.offset, facts.k_scale, facts.v_scale,
+            qkv.stride(0), cos.stride(0), sin.stride(0), *k_pages.stride()[:3], *v_pages.stride()[:3], HEADS=facts.num_heads,
+            KV=facts.num_kv_heads,
             D=facts.head_dim, HALF=half, BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0,
             BLOCK_H=block_h, PAGE=facts.page_size, NEOX=facts.style == "neox", NORM=facts.norm, FLOAT8=facts.kv_dtype == "float8_e4m3fn",
             num_warps=warps, **early(qkv.device),

@@ -36,8 +36,7 @@ def tile_of(rows: int, dim: int, nbytes: int, page: int, shared: int, narrow: bo
     if rows <= 16 and narrow and not wide and page % 64 == 0 and shared >= LARGE:
         return Tile(16, 64, 4, 4, True) if requests < 8 else Tile(16, 64, 2, 7, True)
     if rows <= 16:
-        # A stage holds a tile, and the program a little more than its stages: four of heads of 128 are too much for 64 KiB.
-        return Tile(16, 32, 4, 3, False) if wide else Tile(16, 64, 2, 4 if 4 * 64 * dim * nbytes < shared else 3, page % 64 == 0)
+        return Tile(16, 32, 4, 3, False) if wide else Tile(16, 64, 2, 4, page % 64 == 0)
     if rows <= 64 or wide:
         return Tile(64 if dim <= 128 else 32, 32 if wide else 64, 4, 2, False)
     return Tile(PROMPT_ROWS, 64, 4, 3, page % 64 == 0) if page % 64 == 0 else Tile(PROMPT_ROWS, 64, 8, 3, False)
@@ -50,6 +49,13 @@ SHARED = Tile(128, 64, 4, 3, True)
 def in_registers(tile: Tile, dim: int) -> Tile:
     """The tile for waves of 32, each of which holds all its keys and values: as many, of heads of `dim` numbers, as 256 registers take."""
     return tile._replace(rows=min(tile.rows, 64), keys=32 if dim <= 64 else 16, warps=4, stages=1, descriptor=False)
+
+
+def by_warps(tile: Tile, dim: int, half: bool) -> Tile:
+    """The tile for matrix instructions of a warp, whose numbers all lie in its registers, float8's on their way to float16 too."""
+    if tile.rows == 16:
+        return tile._replace(keys=32, warps=4, stages=min(tile.stages, 4)) if half else tile
+    return tile._replace(keys=32 if dim > 64 or half else tile.keys, warps=8 if tile.rows > 64 or (half and dim > 128) else tile.warps)
 
 
 def latent_tile(rows: int, width: int, shared: int) -> Tile:
