@@ -179,8 +179,7 @@ class CapturedSteps:
             staged = batch.views[f"table{group}"]
             table[:rows, : staged.shape[1]].copy_(staged)
         groups = batch.groups(tuple(table[:rows] for table in self._tables), self._longest)
-        # Where shapes are static, all rows do all of it; what takes long to compile is made once for both kinds of steps.
-        fused = not batch.use & SPLIT or (self._policy.static_shapes and self._policy.mode == "captured")
+        fused = self._samples_inside(batch)
         key = self._key(batch, fused)
         captured = self._steps.get(key) or self._capture(key, batch, groups, fused)
         if batch.burst is not None:
@@ -191,6 +190,12 @@ class CapturedSteps:
             return given
         assert self._logits is not None
         return self._forward.sample(self._logits[:rows], batch)
+
+    def _samples_inside(self, batch: StepBatch) -> bool:
+        if not batch.use & SPLIT or self._forward.sampler.reads_masks(batch):
+            return True
+        # Where shapes are static, all rows do all of it; what takes long to compile is made once for both kinds of steps.
+        return self._policy.static_shapes and self._policy.mode == "captured"
 
     def _replay_all(self, captured: Captured, burst: BurstViews, groups: tuple[PagedBatch, ...], rows: int) -> Sampled:
         """One step after the other, each with its own inputs; what each gave is put aside before the next."""
@@ -216,9 +221,9 @@ class CapturedSteps:
         )
         if not fused:
             return (*shape, int(batch.use & Use.RANDOM))  # which decides where the step's arrays lie
-        if batch.use & SPLIT:
+        if batch.use & SPLIT & ~Use.ALLOWED:
             return (*shape, batch.layout.dims, batch.use, batch.top_logprobs)
-        return (*shape, batch.use & DRAWS)
+        return (*shape, batch.use & (DRAWS | Use.ALLOWED))
 
     def _capture(self, key: tuple[object, ...], batch: StepBatch, groups: tuple[PagedBatch, ...], fused: bool) -> Captured:
         plans = self._forward.model.plan(groups)

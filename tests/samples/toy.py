@@ -19,6 +19,7 @@ from pagoda.hal.table import KernelTable
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
 from pagoda.ops.attention import AttentionFacts, PagedAttentionReference, PagedBatch, WriteKvReference
 from pagoda.ops.references import reference_kernels
+from pagoda.ops.table import kernel_table
 from pagoda.serving.engine.core import EngineCore, Sink
 from pagoda.serving.engine.executors.inprocess import InProcessExecutor
 from pagoda.serving.engine.executors.multiproc import MultiprocExecutor
@@ -148,8 +149,10 @@ def toy_runner(
     overlap: int = 2,
     burst: int = 0,
     shared: bool = False,
+    tuned: bool = False,
 ) -> Runner:
-    """A runner of the toy model; a partial of it is a `RunnerBuilder`. `burst`: with captured decode steps, and bursts of so many."""
+    """A runner of the toy model; a partial of it is a `RunnerBuilder`. `burst`: with captured decode steps, and bursts of so many; `tuned`:
+    samples by the device's own kernels."""
     opened = find(device).open()
     if burst:
         opened.graphs = EagerGraphs(GraphPolicy("captured", SIZES, SIZES, burst=burst, shared=shared))
@@ -159,7 +162,8 @@ def toy_runner(
     pages.bind(model)
     timely = Feature.IN_CALLS in opened.info.features
     facts = RunnerFacts(groups, num_pages, 256, VOCAB, opened.info.model, overlap, kv_bytes=pages.nbytes, trees=True, in_calls=timely)
-    return Runner(opened, toy_table(opened), model, pages, facts, RunnerLimits(max_num_seqs, 256, 256, overlap))
+    table = kernel_table(find(device), opened.info) if tuned else toy_table(opened)
+    return Runner(opened, table, model, pages, facts, RunnerLimits(max_num_seqs, 256, 256, overlap))
 
 
 def toy_engine(
