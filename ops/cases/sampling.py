@@ -250,8 +250,8 @@ def _masked_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
         yield _masked_case(gen, dtype, 6, vocab, "plain")
     ties = torch.randint(0, 3, (18, 100), generator=gen).to(dtype_of(dtype))
     masks = draw_masks(gen, 18, 100)
-    rows = _pack(_rows(gen, torch.where(torch.from_numpy(_allowed(masks, 100)), ties, 0), _KINDS[:1], 1.1))
-    yield Case("ties, strided", SamplingFacts(dtype, 100), (strided(ties), masks, rows), consumes=(0,))
+    greedy = _pack(_rows(gen, torch.where(torch.from_numpy(_allowed(masks, 100)), ties, 0), _KINDS[:1], 1.1))
+    yield Case("ties, strided", SamplingFacts(dtype, 100), (strided(ties), masks, greedy), consumes=(0,))
 
 
 def _masked_split(case: Case) -> Iterator[Part]:

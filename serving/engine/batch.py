@@ -163,9 +163,8 @@ class BatchPacker:
 
         The buffer is used again `depth + 1` calls later: by then the caller must have seen this step's result.
         """
-        columns = _columns(
-            plan, self.slots, bucket or Bucket(), extras or Extras(), self.page_sizes, self.policy, self.widths, self.every_mask
-        )
+        sizes = (self.page_sizes, self.policy, self.widths, self.every_mask)
+        columns = _columns(plan, self.slots, bucket or Bucket(), extras or Extras(), *sizes)
         layout = layout_of(tuple(columns.dims.get(name, 0) for name in DIMS))
         later, end = plan.num_steps - 1, layout.nbytes
         if later:
