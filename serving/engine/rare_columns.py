@@ -107,6 +107,8 @@ def _grammar(plan: StepPlan, samples: Samples) -> tuple[LongArray, IntArray | No
     """A plan's masks, their rows counted among the samples; masks of rows that are not sampled are dropped."""
     if plan.mask_rows is None or plan.masks is None:
         return np.empty(0, np.int64), None
+    if plan.mask_nodes is None and len(plan.mask_rows) == len(samples.rows) == plan.num_rows:
+        return samples.rows, plan.masks
     kept = np.isin(plan.mask_rows, samples.rows)
     masks = plan.masks if kept.all() else plan.masks[kept]
     firsts = np.searchsorted(samples.rows, plan.mask_rows[kept])
