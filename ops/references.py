@@ -41,6 +41,7 @@ REFERENCES = {
     "penalize": "sampling:PenalizeReference",
     "apply_token_bitmask": "sampling:TokenBitmaskReference",
     "sample": "sampling:SampleReference",
+    "masked_sample": "sampling:MaskedSampleReference",
     "top_logprobs": "sampling:TopLogprobsReference",
 }
 """Primitive → its reference below `pagoda.ops`, as `registry.py` has it, whose oracles and cases nobody needs who runs a model."""

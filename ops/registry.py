@@ -20,7 +20,7 @@ from pagoda.ops.cases.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
 from pagoda.ops.cases.norm_gemm import NORM_GEMM
 from pagoda.ops.cases.rope import ROPE
 from pagoda.ops.cases.rope_write import ROPE_WRITE
-from pagoda.ops.cases.sampling import PENALIZE, SAMPLE, TOKEN_BITMASK, TOP_LOGPROBS
+from pagoda.ops.cases.sampling import MASKED_SAMPLE, PENALIZE, SAMPLE, TOKEN_BITMASK, TOP_LOGPROBS
 from pagoda.ops.cases.segment_attention import SEGMENT_ATTENTION
 from pagoda.ops.cases.sparse_attention import CHOOSE_KEYS, SPARSE_ATTENTION
 from pagoda.ops.cases.state import CAUSAL_CONV1D, GATED_DELTA_RULE, SELECTIVE_SCAN, SSD_SCAN
@@ -34,7 +34,7 @@ _OPS = (
     ROPE, WRITE_KV, ROPE_WRITE, PAGED_ATTENTION, CHOOSE_KEYS, SPARSE_ATTENTION, SEGMENT_ATTENTION,
     ROUTE, MOE_MLP, MOE_MLP_GGUF, MOE_MLP_FP8,
     CAUSAL_CONV1D, SELECTIVE_SCAN, SSD_SCAN, GATED_DELTA_RULE, WKV,
-    PENALIZE, TOKEN_BITMASK, SAMPLE, TOP_LOGPROBS,
+    PENALIZE, TOKEN_BITMASK, SAMPLE, MASKED_SAMPLE, TOP_LOGPROBS,
 )  # fmt: skip
 
 ALL_OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in _OPS})

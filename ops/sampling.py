@@ -1,4 +1,4 @@
-"""From logits to tokens: `penalize`, `apply_token_bitmask`, `sample`, `top_logprobs`.
+"""From logits to tokens: `penalize`, `apply_token_bitmask`, `sample`, `masked_sample`, `top_logprobs`.
 
 Random numbers are counter-based: one uniform per (seed, position), computed with integer arithmetic that is the same
 on every vendor, so a seed gives the same tokens anywhere and a request's stream does not depend on its batch.
@@ -105,6 +105,19 @@ class SampleReference(PlainKernel):
             kept = _filter(probs.gather(-1, order), rows)
             probs = probs * torch.zeros_like(kept).scatter(-1, order, kept)
         return _inverse_cdf(probs, uniform(rows.seed, rows.position))
+
+
+class MaskedSampleReference(PlainKernel):
+    """`run(logits, masks, rows)`: `sample` among the tokens that `masks` (as of `apply_token_bitmask`) allow → the same results.
+
+    Logits of other tokens have no say, NaN among them neither, and nothing need be written over them. A row in which no allowed token is
+    above −∞ gives token 0.
+    """
+
+    facts: SamplingFacts
+
+    def run(self, logits: torch.Tensor, masks: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+        return SampleReference(self.facts).run(TokenBitmaskReference(self.facts).run(logits, masks), rows)
 
 
 def _filter(probs: torch.Tensor, rows: SamplingRows) -> torch.Tensor:

@@ -59,6 +59,7 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         _native("paged_attention", "NativeAttention", _kv_dtype, _no_bias, _pairs("head_dim")),
         _prompt_attention_kernel(),
         _native("sample", "NativeSample"),
+        _native("masked_sample", "NativeMaskedSample"),
         _native("apply_token_bitmask", "NativeTokenBitmask"),
     )
 

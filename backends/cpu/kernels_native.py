@@ -323,17 +323,36 @@ class NativeSample(PlainKernel):
     def __init__(self, facts: SamplingFacts, native: Native | None = None) -> None:
         super().__init__(facts)
         self._native = native or load()
-        self._type = TYPES[facts.dtype]
 
     def run(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = _rows(logits)
-        count, vocab = logits.shape
-        out, bad = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
-        results = (out.data_ptr(), bad.data_ptr(), _threads())
-        common = (logits.data_ptr(), logits.stride(0), self._type, count, vocab)
-        if rows.all_greedy:
-            self._native.argmax(*common, *results)
-            return out, bad
-        columns = [c.contiguous() for c in (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.position)]
-        self._native.sample(self._native.table, *common, *(c.data_ptr() for c in columns), *results)
+        return _sampled(self._native, self.facts, logits, None, rows)
+
+
+class NativeMaskedSample(PlainKernel):
+    """`masked_sample`: reads the masks beside the logits, and of the logits only words of 32 of which something is allowed."""
+
+    facts: SamplingFacts
+
+    def __init__(self, facts: SamplingFacts, native: Native | None = None) -> None:
+        super().__init__(facts)
+        self._native = native or load()
+
+    def run(self, logits: torch.Tensor, masks: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+        return _sampled(self._native, self.facts, logits, masks.contiguous(), rows)
+
+
+def _sampled(
+    native: Native, facts: SamplingFacts, logits: torch.Tensor, masks: torch.Tensor | None, rows: SamplingRows
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = _rows(logits)
+    count, vocab = logits.shape
+    out, bad = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
+    results = (out.data_ptr(), bad.data_ptr(), _threads())
+    allowed = None if masks is None else masks.data_ptr()
+    common = (logits.data_ptr(), logits.stride(0), TYPES[facts.dtype], count, vocab, allowed)
+    if rows.all_greedy:
+        native.argmax(*common, *results)
         return out, bad
+    columns = [c.contiguous() for c in (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.position)]
+    native.sample(native.table, *common, *(c.data_ptr() for c in columns), *results)
+    return out, bad

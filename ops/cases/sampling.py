@@ -1,4 +1,4 @@
-"""Truth and inputs of `penalize`, `apply_token_bitmask`, `sample` and `top_logprobs`."""
+"""Truth and inputs of `penalize`, `apply_token_bitmask`, `sample`, `masked_sample` and `top_logprobs`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from pagoda.ops.cases.common import by_rows, draw, dtype_of, strided, tolerance
 from pagoda.ops.op import BY_ROW, Case, Op, Part
 from pagoda.ops.sampling import (
+    MaskedSampleReference,
     PenalizeReference,
     SampleReference,
     SamplingFacts,
@@ -192,6 +193,77 @@ def _sample_split(case: Case) -> Iterator[Part]:
 
 
 SAMPLE = Op("sample", SampleReference, _sample_oracle, lambda case: 0.0, _sample_cases, _sample_split, claims=BY_ROW)
+
+
+def _allowed(masks: torch.Tensor, vocab: int) -> np.ndarray:
+    """`[S, vocab]` bool, bit by bit."""
+    rows = [[words[token // 32] >> token % 32 & 1 for token in range(vocab)] for words in masks.tolist()]
+    return np.array(rows, bool).reshape(len(rows), vocab)
+
+
+def _masked_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    logits, masks, rows = case.args
+    allowed = _allowed(masks, logits.shape[1])
+    shown = torch.from_numpy(np.where(allowed, logits.double().numpy(), -math.inf))
+    alive = torch.from_numpy(allowed.any(1))
+    drawn, bad = _sample_oracle(replace(case, args=(torch.where(alive[:, None], shown, 0.0), rows)))
+    return torch.where(alive, drawn, 0), bad
+
+
+def draw_masks(gen: torch.Generator, rows: int, vocab: int) -> torch.Tensor:
+    """Of each kind that grammars make: any words, few tokens, all, all but few, one, none."""
+    bits = torch.rand(rows, vocab, generator=gen)
+    for row, line in enumerate(bits):
+        kind = row % 6
+        if kind in (1, 3):
+            line.copy_(line < 0.002 if kind == 1 else line < 0.97)
+        elif kind == 4:
+            line.copy_(torch.arange(vocab) == int(torch.randint(0, vocab, (), generator=gen)))
+        else:
+            line.copy_({0: line < 0.5, 2: torch.ones_like(line), 5: torch.zeros_like(line)}[kind])
+    padded = np.zeros((rows, -(-vocab // 32) * 32), np.uint8)
+    padded[2::6] = 1  # past the last token too
+    padded[:, :vocab] = bits.bool().numpy()
+    packed = np.packbits(padded, axis=1, bitorder="little").view(np.int32)
+    return torch.from_numpy(packed.reshape(rows, -(-vocab // 32)))
+
+
+def _masked_case(gen: torch.Generator, dtype: str, rows: int, vocab: int, kind: str) -> Case:
+    logits, masks = draw(gen, rows, vocab, dtype=dtype, scale=2.5), draw_masks(gen, rows, vocab)
+    allowed = torch.from_numpy(_allowed(masks, vocab))
+    shown = torch.where(allowed | ~allowed.any(1, keepdim=True), logits, -math.inf)
+    if kind == "filtered":  # what may not be chosen has no say, were it no number or the largest
+        strange = torch.where(torch.rand(rows, vocab, generator=gen) < 0.5, math.nan, math.inf)
+        logits = torch.where(allowed, logits, strange.to(logits.dtype))
+    knobs = _rows(gen, shown, _KINDS if kind == "filtered" else _KINDS[:1], 1.1 if kind == "greedy" else 0.2)
+    packed = _pack(knobs, all_greedy=kind == "greedy", any_filter=kind == "filtered")
+    return Case(f"{rows}×{vocab} {kind}", SamplingFacts(dtype, vocab), (logits, masks, packed), consumes=(0,))
+
+
+def _masked_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
+    for vocab in (1, 31, 32, 33, 257, 2048):
+        for rows in (0, 1, 18):
+            for kind in ("filtered", "plain", "greedy"):
+                yield _masked_case(gen, dtype, rows, vocab, kind)
+    for vocab in (49152, 49153):
+        yield _masked_case(gen, dtype, 6, vocab, "greedy")
+        yield _masked_case(gen, dtype, 6, vocab, "plain")
+    ties = torch.randint(0, 3, (18, 100), generator=gen).to(dtype_of(dtype))
+    masks = draw_masks(gen, 18, 100)
+    greedy = _pack(_rows(gen, torch.where(torch.from_numpy(_allowed(masks, 100)), ties, 0), _KINDS[:1], 1.1))
+    yield Case("ties, strided", SamplingFacts(dtype, 100), (strided(ties), masks, greedy), consumes=(0,))
+
+
+def _masked_split(case: Case) -> Iterator[Part]:
+    logits, masks, rows = case.args
+    for part in _sample_split(replace(case, args=(logits, rows))):
+        own, knobs = part.case.args
+        yield Part(replace(part.case, args=(own, masks[part.rows], knobs)), part.rows)
+
+
+MASKED_SAMPLE = Op(
+    "masked_sample", MaskedSampleReference, _masked_oracle, lambda case: 0.0, _masked_cases, _masked_split, claims=BY_ROW
+)  # fmt: skip
 
 
 def _logprobs_oracle(case: Case) -> tuple[torch.Tensor, ...]:

@@ -68,12 +68,13 @@ struct PgTable {
   // `width`: of the output; gated inputs are twice as wide. limit 0: no clamp. alpha: of the last kind. shift: added to the second half.
   void (*activation)(const void* x, int64_t x_stride, int type, int kind, int gated, float limit, float alpha, float shift, int64_t rows,
                      int64_t width, void* out, int threads);
-  // bad: whether a row holds NaN.
-  void (*argmax)(const void* x, int64_t stride, int type, int64_t rows, int64_t width, int64_t* out, bool* bad, int threads);
+  // mask: null, or which columns are looked at, as in `bitmask`. bad: whether a row holds NaN there. 0 where no such column is above −∞.
+  void (*argmax)(const void* x, int64_t stride, int type, int64_t rows, int64_t width, const int32_t* mask, int64_t* out, bool* bad,
+                 int threads);
   // In place: −∞ where a row's bit is 0; bit i of its word w is column 32 w + i, and it has as many words as its columns need.
   void (*bitmask)(void* x, int64_t stride, int type, int64_t rows, int64_t width, const int32_t* mask, int threads);
-  // weights[i] = e^((x[i] − top) · factor); their sum is returned.
-  double (*exp_row)(const void* x, int type, int64_t width, float top, float factor, float* weights);
+  // weights[i] = e^((x[i] − top) · factor), 0 where `mask`, if there is one, has 0; their sum is returned.
+  double (*exp_row)(const void* x, int type, int64_t width, const int32_t* mask, float top, float factor, float* weights);
   int64_t (*quant_bytes)(const PgQuant*);
   void (*quant_pack)(const PgQuant*, const void* blocks, int64_t row_bytes, void* packed);
   void (*quant_gemm)(const PgQuant*, const void* x, int64_t x_stride, int64_t rows, void* out, int64_t out_stride, int threads);
@@ -81,11 +82,11 @@ struct PgTable {
   void (*gather)(const PgGemm*, const int64_t* ids, int64_t count, void* out, int64_t out_stride, int threads);
   void (*quant_gather)(const PgQuant*, const int64_t* ids, int64_t count, void* out, int64_t out_stride, int threads);
   // The one function that is the same for all instruction sets; `table` gives it exponentials and maxima.
-  void (*sample)(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width, const float* temperature,
-                 const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed, const int64_t* position, int64_t* out,
-                 bool* bad, int threads);
+  void (*sample)(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width, const int32_t* mask,
+                 const float* temperature, const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed,
+                 const int64_t* position, int64_t* out, bool* bad, int threads);
 };
 
-void pg_sample(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width, const float* temperature,
-               const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed, const int64_t* position, int64_t* out,
-               bool* bad, int threads);
+void pg_sample(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width, const int32_t* mask,
+               const float* temperature, const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed,
+               const int64_t* position, int64_t* out, bool* bad, int threads);

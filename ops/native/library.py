@@ -97,15 +97,15 @@ _FUNCTIONS: dict[str, Any] = {
     "rope": CFUNCTYPE(None, _P, c_int, _N, _N, _N, _N, _N, c_int, _P, _P, _N, c_int),
     "rms_norm": CFUNCTYPE(None, _P, _N, _P, _N, _P, c_float, c_float, c_int, _N, _N, _P, _P, c_int),
     "activation": CFUNCTYPE(None, _P, _N, c_int, c_int, c_int, c_float, c_float, c_float, _N, _N, _P, c_int),
-    "argmax": CFUNCTYPE(None, _P, _N, c_int, _N, _N, _P, _P, c_int),
+    "argmax": CFUNCTYPE(None, _P, _N, c_int, _N, _N, _P, _P, _P, c_int),
     "bitmask": CFUNCTYPE(None, _P, _N, c_int, _N, _N, _P, c_int),
-    "exp_row": CFUNCTYPE(c_double, _P, c_int, _N, c_float, c_float, _P),
+    "exp_row": CFUNCTYPE(c_double, _P, c_int, _N, _P, c_float, c_float, _P),
     "quant_bytes": CFUNCTYPE(_N, _P),
     "quant_pack": CFUNCTYPE(None, _P, _P, _N, _P),
     "quant_gemm": CFUNCTYPE(None, _P, _P, _N, _N, _P, _N, c_int),
     "gather": CFUNCTYPE(None, _P, _P, _N, _P, _N, c_int),
     "quant_gather": CFUNCTYPE(None, _P, _P, _N, _P, _N, c_int),
-    "sample": CFUNCTYPE(None, _P, _P, _N, c_int, _N, _N, _P, _P, _P, _P, _P, _P, _P, _P, c_int),
+    "sample": CFUNCTYPE(None, _P, _P, _N, c_int, _N, _N, _P, _P, _P, _P, _P, _P, _P, _P, _P, c_int),
 }
 """Members of `PgTable` after its name, in order; their arguments are described in `api.h`."""
 

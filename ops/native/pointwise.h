@@ -164,6 +164,8 @@ static void rope(void* x, int type, int64_t token_stride, int64_t head_stride, i
     rope_of((float*)x, token_stride, head_stride, tokens, heads, rotary, interleaved, cos, sin, angles, threads);
 }
 
+PG_INLINE bool any(vi found) { return sum(found != 0 ? splat(1.0f) : vf{}) > 0; }
+
 // The largest number, NaN left out.
 template <class T>
 PG_INLINE float row_max(const T* x, int64_t width, bool* bad) {
@@ -177,7 +179,7 @@ PG_INLINE float row_max(const T* x, int64_t width, bool* bad) {
       strange |= v != v;
     }
   float best = max(vmax(top[0], top[1]));
-  bool nan = sum(strange != 0 ? splat(1.0f) : vf{}) > 0;
+  bool nan = any(strange);
   for (; i < width; i++) {
     float v = to_float(x[i]);
     best = v > best ? v : best;
@@ -187,28 +189,91 @@ PG_INLINE float row_max(const T* x, int64_t width, bool* bad) {
   return best;
 }
 
+template <class T>
+PG_INLINE int64_t first_of(const T* x, int64_t width, float wanted) {
+  int64_t i = 0;
+  for (; i + 16 * W <= width; i += 16 * W) {
+    vi found = {};
+    for (int k = 0; k < 16; k++) found |= load(x + i + k * W) == splat(wanted);
+    if (any(found)) break;
+  }
+  while (i < width && to_float(x[i]) != wanted) i++;
+  return i < width ? i : 0;
+}
+
+// Which of the W columns from the `first` one of a word's 32 on a mask allows.
+PG_INLINE vi allowed(uint32_t word, int first) {
+  alignas(64) static constexpr uint32_t LANES[16] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+  return ((load_as<vu>(LANES) << (uint32_t)first) & ((vu){} + word)) != 0;
+}
+PG_INLINE bool allowed(const int32_t* mask, int64_t i) { return (uint32_t)mask[i / 32] >> (i & 31) & 1; }
+
+// The largest of the columns that a mask allows; words that allow none are not looked at.
+template <class T>
+PG_INLINE float allowed_max(const T* x, int64_t width, const int32_t* mask, bool* bad) {
+  vf top[2] = {splat(-INFINITY), splat(-INFINITY)};
+  vi strange = {};
+  const int64_t whole = width / 32;
+  for (int64_t w = 0; w < whole; w++) {
+    uint32_t word = (uint32_t)mask[w];
+    if (!word) continue;
+    for (int k = 0; k < 32 / W; k++) {
+      vf v = allowed(word, k * W) ? load(x + 32 * w + k * W) : splat(-INFINITY);
+      top[k & 1] = vmax(v, top[k & 1]);
+      strange |= v != v;
+    }
+  }
+  float best = max(vmax(top[0], top[1]));
+  bool nan = any(strange);
+  for (int64_t i = 32 * whole; i < width; i++) {
+    if (!allowed(mask, i)) continue;
+    float v = to_float(x[i]);
+    best = v > best ? v : best;
+    nan |= v != v;
+  }
+  *bad = nan;
+  return best;
+}
+
+template <class T>
+PG_INLINE int64_t first_allowed(const T* x, int64_t width, const int32_t* mask, float wanted) {
+  const int64_t whole = width / 32;
+  int64_t w = 0;
+  if (wanted == -INFINITY) return 0;
+  for (; w < whole; w += 8) {
+    vi found = {};
+    for (int64_t u = w; u < w + 8 && u < whole; u++) {
+      uint32_t word = (uint32_t)mask[u];
+      if (!word) continue;
+      for (int k = 0; k < 32 / W; k++) found |= allowed(word, k * W) & (load(x + 32 * u + k * W) == splat(wanted));
+    }
+    if (any(found)) break;
+  }
+  for (int64_t i = 32 * (w < whole ? w : whole); i < width; i++)
+    if (allowed(mask, i) && to_float(x[i]) == wanted) return i;
+  return 0;
+}
+
 // The first index of the largest number; 0 where nothing is above −∞.
 template <class T>
-static void argmax_of(const T* x, int64_t stride, int64_t rows, int64_t width, int64_t* out, bool* bad, int threads) {
+static void argmax_of(const T* x, int64_t stride, int64_t rows, int64_t width, const int32_t* mask, int64_t* out, bool* bad, int threads) {
+  const int64_t words = (width + 31) / 32;
   for_rows(rows, team(rows, width, threads), [=](int64_t r) {
     const T* row = x + r * stride;
-    float best = row_max(row, width, bad + r);
-    int64_t i = 0;
-    for (; i + 16 * W <= width; i += 16 * W) {
-      vi found = {};
-      for (int k = 0; k < 16; k++) found |= load(row + i + k * W) == splat(best);
-      if (sum(found != 0 ? splat(1.0f) : vf{}) > 0) break;
-    }
-    while (i < width && to_float(row[i]) != best) i++;
-    out[r] = i < width ? i : 0;
+    if (mask) {
+      const int32_t* mine = mask + r * words;
+      out[r] = first_allowed(row, width, mine, allowed_max(row, width, mine, bad + r));
+    } else
+      out[r] = first_of(row, width, row_max(row, width, bad + r));
   });
 }
 
-static void argmax(const void* x, int64_t stride, int type, int64_t rows, int64_t width, int64_t* out, bool* bad, int threads) {
+static void argmax(const void* x, int64_t stride, int type, int64_t rows, int64_t width, const int32_t* mask, int64_t* out, bool* bad,
+                   int threads) {
   if (type == PG_BF16)
-    argmax_of((const bf16*)x, stride, rows, width, out, bad, threads);
+    argmax_of((const bf16*)x, stride, rows, width, mask, out, bad, threads);
   else
-    argmax_of((const float*)x, stride, rows, width, out, bad, threads);
+    argmax_of((const float*)x, stride, rows, width, mask, out, bad, threads);
 }
 
 template <class T>
@@ -235,13 +300,15 @@ static void bitmask(void* x, int64_t stride, int type, int64_t rows, int64_t wid
 }
 
 template <class T>
-static double exp_row_of(const T* x, int64_t width, float top, float factor, float* weights) {
+static double exp_row_of(const T* x, int64_t width, const int32_t* mask, float top, float factor, float* weights) {
   double total = 0;
   for (int64_t block = 0; block < width; block += 1024) {
     int64_t end = block + 1024 < width ? block + 1024 : width;
     vf part = {};
     for (int64_t i = block; i < end; i += W) {
-      vf w = exp((load_some(x + i, end - i) - top) * factor);
+      vf v = load_some(x + i, end - i);
+      if (mask) v = allowed((uint32_t)mask[i / 32], (int)(i & 31)) ? v : splat(-INFINITY);
+      vf w = exp((v - top) * factor);
       store_some(weights + i, w, end - i);
       if (end - i < W) w = load_part(weights + i, (int)(end - i));
       part += w;
@@ -251,8 +318,9 @@ static double exp_row_of(const T* x, int64_t width, float top, float factor, flo
   return total;
 }
 
-static double exp_row(const void* x, int type, int64_t width, float top, float factor, float* weights) {
-  return type == PG_BF16 ? exp_row_of((const bf16*)x, width, top, factor, weights) : exp_row_of((const float*)x, width, top, factor, weights);
+static double exp_row(const void* x, int type, int64_t width, const int32_t* mask, float top, float factor, float* weights) {
+  return type == PG_BF16 ? exp_row_of((const bf16*)x, width, mask, top, factor, weights)
+                         : exp_row_of((const float*)x, width, mask, top, factor, weights);
 }
 
 }  // namespace PG_ISA

@@ -113,19 +113,22 @@ int64_t filtered(const Row& row, int32_t top_k, float top_p, float min_p, double
 
 }  // namespace
 
-void pg_sample(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width,
-                          const float* temperature, const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed,
-                          const int64_t* position, int64_t* out, bool* bad, int threads) {
-  int64_t size = type == PG_F32 ? 4 : 2;
+void pg_sample(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width, const int32_t* mask,
+               const float* temperature, const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed,
+               const int64_t* position, int64_t* out, bool* bad, int threads) {
+  int64_t size = type == PG_F32 ? 4 : 2, words = (width + 31) / 32;
   PG_ISA::parallel(rows, threads, [&](int64_t r) {
     static thread_local std::vector<float> weights;
     static thread_local Tokens tokens;
     weights.resize(width);
     const void* row = (const char*)logits + r * stride * size;
-    table->argmax(row, stride, type, 1, width, out + r, bad + r, 1);
-    if (temperature[r] <= 0) return;
+    const int32_t* allowed = mask ? mask + r * words : nullptr;
+    table->argmax(row, stride, type, 1, width, allowed, out + r, bad + r, 1);
     float top = number(row, type, out[r]);
-    double total = table->exp_row(row, type, width, top, 1.0f / temperature[r], weights.data());
+    // Nothing to draw from: token 0, whose own logit says nothing where a mask refuses it.
+    if (top == -INFINITY || (allowed && !((uint32_t)allowed[out[r] / 32] >> (out[r] & 31) & 1))) return;
+    if (temperature[r] <= 0) return;
+    double total = table->exp_row(row, type, width, allowed, top, 1.0f / temperature[r], weights.data());
     Row view{row, type, width, weights.data(), top};
     double u = uniform(seed[r], position[r]);
     bool plain = (top_k[r] <= 0 || top_k[r] >= width) && top_p[r] >= 1 && min_p[r] <= 0;

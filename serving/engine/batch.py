@@ -20,7 +20,7 @@ from pagoda.serving.engine.layout import ALIGNMENT, DIMS, FIRST, HEADER_WORDS, L
 from pagoda.serving.engine.packed import device_views, host_views, put
 from pagoda.serving.engine.params import MAX_LOGPROBS
 from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
-from pagoda.serving.engine.rare_columns import SPLIT, WHOLE, Extras, rare_columns, whole_columns
+from pagoda.serving.engine.rare_columns import SPLIT, WHOLE, Extras, every_mask, rare_columns, whole_columns
 from pagoda.serving.engine.samples import Samples, branches, samples_of
 from pagoda.serving.engine.settings import SamplingSlots, Use
 from pagoda.serving.engine.trees import Tree, tree_of
@@ -136,6 +136,7 @@ class BatchPacker:
         capacity: bytes to begin with.
         depth: steps whose copies may be under way at once.
         widths: of each group the columns of the longest sequence's table, which all have where shapes are static.
+        every_mask: a step with masks has one for each row that it samples.
     """
 
     def __init__(
@@ -147,8 +148,10 @@ class BatchPacker:
         depth: int,
         crossed: tuple[int, ...] = (),
         widths: tuple[int, ...] = (),
+        every_mask: bool = False,
     ) -> None:
         self.device = device
+        self.every_mask = every_mask
         self.page_sizes = page_sizes
         self.crossed = crossed
         self.slots = slots
@@ -164,7 +167,8 @@ class BatchPacker:
 
         The buffer is used again `depth + 1` calls later: by then the caller must have seen this step's result.
         """
-        columns = _columns(plan, self.slots, bucket or Bucket(), extras or Extras(), self.page_sizes, self.policy, self.widths)
+        sizes = (self.page_sizes, self.policy, self.widths, self.every_mask)
+        columns = _columns(plan, self.slots, bucket or Bucket(), extras or Extras(), *sizes)
         layout = layout_of(tuple(columns.dims.get(name, 0) for name in DIMS))
         later, end = plan.num_steps - 1, layout.nbytes
         if later:
@@ -352,6 +356,7 @@ def _columns(
     page_sizes: tuple[int, ...],
     policy: GraphPolicy,
     widths: tuple[int, ...],
+    masks_of_all: bool,
 ) -> _Columns:
     samples = samples_of(plan)
     chosen = plan.slots[samples.rows]
@@ -366,6 +371,8 @@ def _columns(
     if static and use & SPLIT:
         use = WHOLE  # one program of the sampler serves rows of all kinds
         rare = whole_columns(rare, slots, chosen, rows)
+    elif masks_of_all and use & Use.ALLOWED:
+        rare = every_mask(rare, slots, rows if bucket.rows else len(samples.rows))
     tree = tree_of(plan) if plan.drafts is not None and plan.parents is not None and branches(plan.drafts, plan.parents) else None
     if tree is not None:
         rare.update(tree_nodes=tree.nodes, tree_seen=tree.seen)

@@ -246,7 +246,7 @@ class CapturedSteps:
         """Run a padded step. `generation` changes when the step's buffers moved. `capture`: see `StepPlan`."""
         groups = self._groups(batch, generation)
         rows = len(batch.views["seq_lens"])
-        fused = self._fused(batch.use)
+        fused = self._samples_inside(batch)
         key = self._key_for(batch, fused)
         captured = self._steps.get(key)
         if captured is None and (capture or not self.lazy) and self._may_capture:
@@ -277,7 +277,7 @@ class CapturedSteps:
         """Capture a padded step, unless it is: what it gives is nobody's, so it is not run."""
         self._last = None
         groups = self._groups(batch, generation)
-        fused = self._fused(batch.use)
+        fused = self._samples_inside(batch)
         if (key := self._key_for(batch, fused)) not in self._steps:
             self._capture(key, batch, groups, fused)
 
@@ -285,6 +285,9 @@ class CapturedSteps:
         """Whether the step samples. Where shapes are static, all rows do all of it; what takes long to compile is made once for both
         kinds of steps."""
         return not use & SPLIT or (self._policy.static_shapes and self._policy.mode == "captured")
+
+    def _samples_inside(self, batch: StepBatch) -> bool:
+        return self._fused(batch.use) or self._forward.sampler.reads_masks(batch)
 
     def _groups(self, batch: StepBatch, generation: int) -> tuple[PagedBatch, ...]:
         if generation != self._generation:
@@ -314,6 +317,8 @@ class CapturedSteps:
         key = self._key(sizes, batch.uniform, batch.every_row_sampled, "adapters" in batch.views, batch.use)
         if any(batch.shared):
             key = key._replace(shared=batch.shared)
+        if fused and self._forward.sampler.reads_masks(batch):
+            return key._replace(fused=True, kind=(batch.use & (DRAWS | Use.ALLOWED),))
         return key._replace(kind=(batch.layout.dims, batch.use, batch.top_logprobs)) if fused and batch.use & SPLIT else key
 
     def _try_to_capture(self, key: Key, batch: StepBatch, groups: tuple[PagedBatch, ...], fused: bool) -> Captured | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.plan import BoolArray, IntArray
 from pagoda.serving.engine.structured import StructuredOutputsParams
+
+T = TypeVar("T")
 
 
 class Matcher(Protocol):
@@ -55,11 +58,13 @@ class GrammarMasks(NamedTuple):
 
 
 class MaskFiller:
-    """Makes the masks of a step: a second thread fills every other row's, since the libraries let the interpreter go while they do."""
+    """Makes the masks of a step. Where they take long, a second thread fills every other row's, since the libraries let the interpreter go
+    while they do; where they do not, two threads would only wait for each other's turns in the interpreter."""
 
     def __init__(self, vocab: int) -> None:
         self._words = (vocab + 31) // 32
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="masks")  # the thread begins with the first work
+        self._pace = 0.0  # seconds that a thread spent on a row's masks in the last step
 
     def __call__(self, ledger: Ledger, slots: IntArray, sampled: BoolArray, parents: IntArray | None = None) -> GrammarMasks | None:
         """For the rows of a plan that sample under a grammar; None where there is no such row.
@@ -67,32 +72,43 @@ class MaskFiller:
         Such rows are bound: all their tokens are known when the next one is planned. Drafts that the grammar refuses, and what follows
         them, get no mask: their samples never count. `parents`: the plan's.
         """
-        rows = np.flatnonzero(ledger.slots.follows[slots] & sampled).tolist()
-        if not rows:
+        rows = np.flatnonzero(ledger.slots.follows[slots] & sampled)
+        if not len(rows):
             return None
-        work = [self._work(ledger, row, int(slots[row]), parents[row] if parents is not None else _NOBODY) for row in rows]
+        if parents is None:
+            return self._one_each(rows.astype(np.int32), [matcher_of(ledger, slot) for slot in slots[rows].tolist()])
+        work = [
+            _Work(row, matcher_of(ledger, slot), _nodes(ledger, slot, parents[row]))
+            for row, slot in zip(rows.tolist(), slots[rows].tolist(), strict=True)
+        ]
         places = np.cumsum([0, *(1 + len(one.nodes) for one in work)]).tolist()
         bits = np.zeros((places[-1], self._words), np.int32)
         for one, first, end in zip(work, places, places[1:], strict=False):
             one.out = bits[first:end]
-        self._fill(work)
+        self._share(_fill_all, work)
         numbers = np.array([(one.row, node) for one in work for node in one.filled], np.int32)
         kept = [first + node for one, first in zip(work, places, strict=False) for node in one.filled]
         return GrammarMasks(numbers[:, 0], numbers[:, 1], bits if len(kept) == len(bits) else bits[kept])
 
-    def _work(self, ledger: Ledger, row: int, slot: int, parents: IntArray) -> _Work:
-        return _Work(row, matcher_of(ledger, slot), _nodes(ledger, slot, parents))
+    def _one_each(self, rows: IntArray, matchers: list[Matcher]) -> GrammarMasks:
+        bits = np.zeros((len(rows), self._words), np.int32)
+        self._share(_fill_each, list(zip(matchers, bits, strict=True)))
+        return GrammarMasks(rows, np.zeros_like(rows), bits)
 
-    def _fill(self, work: list[_Work]) -> None:
-        if len(work) < WORTH_A_THREAD:
-            return _fill_all(work)
-        helped = self._helper.submit(_fill_all, work[1::2])
-        _fill_all(work[::2])
-        helped.result()
+    def _share(self, fill: Callable[[list[T]], None], work: list[T]) -> None:
+        began, mine = time.perf_counter(), work
+        if len(work) * self._pace < WORTH_A_THREAD:
+            fill(work)
+        else:
+            mine, others = work[::2], work[1::2]
+            helped = self._helper.submit(fill, others)
+            fill(mine)
+            helped.result()
+        self._pace = (time.perf_counter() - began) / len(mine)
 
 
-WORTH_A_THREAD = 4
-"""Rows with masks below which handing half of them over takes longer than it saves."""
+WORTH_A_THREAD = 1e-3
+"""Seconds of masks below which handing half of them over takes longer than it saves."""
 
 _NOBODY: IntArray = np.empty(0, np.int32)
 
@@ -114,10 +130,10 @@ def matcher_of(ledger: Ledger, slot: int) -> Matcher:
     if sequence.matcher is None:
         assert sequence.request.grammar is not None
         sequence.matcher = sequence.request.grammar()
-    begun = len(sequence.request.source.prompt) + sequence.matched
-    tokens = state.tokens[slot, begun : int(state.known[slot])].tolist()
-    sequence.matcher.accept(tokens)
-    sequence.matched += len(tokens)
+    begun, known = len(sequence.request.source.prompt) + sequence.matched, int(state.known[slot])
+    if known > begun:
+        sequence.matcher.accept(state.tokens[slot, begun:known].tolist())
+        sequence.matched += known - begun
     return sequence.matcher
 
 
@@ -126,6 +142,11 @@ def _nodes(ledger: Ledger, slot: int, parents: IntArray) -> list[tuple[int, int]
     state = ledger.slots
     known, count = int(state.known[slot]), int(state.drafted[slot])
     return list(zip(state.tokens[slot, known : known + count].tolist(), parents[:count].tolist(), strict=True))
+
+
+def _fill_each(work: list[tuple[Matcher, IntArray]]) -> None:
+    for matcher, row in work:
+        matcher.fill(row)
 
 
 def _fill_all(work: list[_Work]) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from pagoda.serving.engine.plan import LongArray
 
-VERSION = 3
+VERSION = 4
 ALIGNMENT = 64
 MAX_GROUPS = 8
 
 DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "int32": np.dtype(np.int32), "float32": np.dtype(np.float32)}
 
 # A section is present when none of its dimensions is 0. Sections that only the bucket decides come first, so that a captured step
-# finds them at the same place each time.
+# finds them at the same place each time; then masks, which may be one for each row of the bucket.
 SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("positions", "int64", ("axes", "tokens")),
     ("kv_slots", "int64", ("groups", "tokens")),
@@ -37,6 +37,8 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("seq_lens", "int32", ("rows",)),
     ("cross_lens", "int32", ("rows", "cross")),
     ("shared", "int32", ("groups", "bounds")),
+    ("mask_rows", "int64", ("masks",)),
+    ("masks", "int32", ("masks", "words")),
     ("drafts", "int32", ("rows", "drafts")),
     ("parents", "int32", ("rows", "parents")),
     ("tree_nodes", "int32", ("rows", "trees")),
@@ -53,8 +55,6 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("edit_rows", "int64", ("edits",)),
     ("edit_ids", "int64", ("edits",)),
     ("edit_values", "float32", ("edits",)),
-    ("mask_rows", "int64", ("masks",)),
-    ("masks", "int32", ("masks", "words")),
     ("logprob_rows", "int64", ("logprobs",)),
     ("span_rows", "int64", ("spans",)),
     ("span_sources", "int64", ("spans",)),
@@ -79,7 +79,7 @@ HEADER_WORDS = 4 + len(DIMS) + len(SECTIONS)
 FIRST = -(-HEADER_WORDS * 8 // ALIGNMENT) * ALIGNMENT
 """Where the first section lies."""
 
-FIRST_OTHER = "drafts"
+FIRST_OTHER = "mask_rows"
 """The first section whose size more than the bucket decides."""
 
 

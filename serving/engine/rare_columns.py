@@ -74,15 +74,23 @@ def whole_columns(rare: dict[str, NDArray[Any]], slots: SamplingSlots, chosen: I
     for name, neutral in (("repetition", 1), ("presence", 0), ("frequency", 0)):
         columns[name] = np.full(rows, neutral, np.float32)
         columns[name][: len(chosen)] = getattr(slots, name)[chosen]
-    columns["masks"] = np.full((rows, (slots.vocab + 31) // 32), -1, np.int32)
-    if "mask_rows" in rare:
-        columns["masks"][rare["mask_rows"]] = rare["masks"]
+    columns["masks"] = every_mask(rare, slots, rows)["masks"]
     edits = len(rare.get("edit_rows", ()))
     most = next((size for size in EDIT_BUCKETS if size >= edits), -(-edits // EDIT_BUCKETS[-1]) * EDIT_BUCKETS[-1])
     for name, kind in (("edit_rows", np.int64), ("edit_ids", np.int64), ("edit_values", np.float32)):
         columns[name] = np.zeros(most, kind)
         columns[name][:edits] = rare.get(name, ())
     return columns
+
+
+def every_mask(rare: dict[str, NDArray[Any]], slots: SamplingSlots, rows: int) -> dict[str, NDArray[Any]]:
+    """`rare` with a mask for each of `rows` rows: all is allowed where it has none."""
+    if len(rare.get("mask_rows", ())) == rows:
+        return rare
+    masks = np.full((rows, (slots.vocab + 31) // 32), -1, np.int32)
+    if "mask_rows" in rare:
+        masks[rare["mask_rows"]] = rare["masks"]
+    return {**rare, "mask_rows": np.arange(rows), "masks": masks}
 
 
 def _drafts_counted(plan: StepPlan, samples: Samples, penalties: LongArray) -> dict[str, NDArray[Any]]:
@@ -99,6 +107,8 @@ def _grammar(plan: StepPlan, samples: Samples) -> tuple[LongArray, IntArray | No
     """A plan's masks, their rows counted among the samples; masks of rows that are not sampled are dropped."""
     if plan.mask_rows is None or plan.masks is None:
         return np.empty(0, np.int64), None
+    if plan.mask_nodes is None and len(plan.mask_rows) == len(samples.rows) == plan.num_rows:
+        return samples.rows, plan.masks
     kept = np.isin(plan.mask_rows, samples.rows)
     masks = plan.masks if kept.all() else plan.masks[kept]
     firsts = np.searchsorted(samples.rows, plan.mask_rows[kept])

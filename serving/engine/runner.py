@@ -106,7 +106,8 @@ class Runner:
         size = _step_bytes(pages, limits) + (_whole_bytes(rows, vocab) if device.graphs.policy.static_shapes else 0)
         widths = pages.table_widths(limits.max_model_len)
         self._static = device.graphs.policy.static_shapes
-        self._packer = BatchPacker(device, pages.written, self._slots, size, limits.in_flight, pages.crossed, widths)
+        inside = self._sampler.masks_inside
+        self._packer = BatchPacker(device, pages.written, self._slots, size, limits.in_flight, pages.crossed, widths, inside)
         # The later steps of a burst count positions on: they know one an axis.
         burst = self._captured.burst if facts.media is None or facts.media.axes == 1 else Burst()
         self.facts = replace(facts, burst_steps=burst.steps, burst_rows=burst.rows)

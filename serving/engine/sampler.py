@@ -15,15 +15,24 @@ from pagoda.ops.sampling import SamplingFacts, SamplingRows, processed_logits
 from pagoda.serving.engine.batch import StepBatch
 from pagoda.serving.engine.params import LogprobsMode
 from pagoda.serving.engine.plan import Admission
+from pagoda.serving.engine.rare_columns import SPLIT
 from pagoda.serving.engine.settings import Use
 
 OPS = ("sample", "penalize", "apply_token_bitmask", "top_logprobs")
-"""The primitives of sampling."""
+"""The primitives of sampling that every device has a use for."""
+
+_APART = {"apply_token_bitmask", "sample"}
+"""What `masked_sample` does at once."""
 
 
 def sampling_facts(vocab: int, dtype: str = "float32") -> SamplingFacts:
     """Their facts: what is added to is float32 whatever the model computes in; masks and `sample` take logits as they come."""
     return SamplingFacts(dtype, vocab)
+
+
+def masks_inside(table: KernelTable, vocab: int) -> bool:
+    """Whether masks may go to `masked_sample`: a kernel knows it, and no other was asked for by name."""
+    return not _APART & table.policy.explicit.keys() and table.lacks("masked_sample", sampling_facts(vocab)) is None
 
 
 class Logprobs(NamedTuple):
@@ -53,9 +62,13 @@ class Sampler:
         table: resolves `OPS` for `vocab` float32 logits.
         slots: number of slots.
         logprobs: of which logits they are.
+
+    Attributes:
+        masks_inside: see there; a step with masks brings one for each row that it samples.
     """
 
     def __init__(self, device: Device, table: KernelTable, vocab: int, slots: int, logprobs: LogprobsMode = "raw_logprobs") -> None:
+        self.masks_inside = masks_inside(table, vocab)
         self._table, self._vocab, self._mode = table, vocab, logprobs
         self._kinds: dict[tuple[str, torch.dtype], Callable[..., Any]] = {}
         self._penalize, self._top_logprobs = (self._kernel(op, torch.float32) for op in ("penalize", "top_logprobs"))
@@ -72,7 +85,7 @@ class Sampler:
             self._counts.admit(admission)
 
     def __call__(self, logits: torch.Tensor, batch: StepBatch) -> Sampled:
-        """logits `[S, V]` → a token a row; masks may have been laid over them."""
+        """logits `[S, V]` → a token a row; masks may have been laid over them where they are not read beside them."""
         edited = self._edited(logits, batch)
         tokens, bad = self.draw(edited, batch)
         if batch.use & Use.PENALTY:
@@ -85,11 +98,16 @@ class Sampler:
             logprobs = self.logprobs(source, tokens[rows], batch.top_logprobs)
         return Sampled(tokens, bad, logprobs)
 
+    def reads_masks(self, batch: StepBatch) -> bool:
+        """Whether the step's masks are read beside the logits: nothing else changes these or asks what they are."""
+        return self.masks_inside and batch.use & SPLIT == Use.ALLOWED and "masks" in batch.views
+
     def draw(self, logits: torch.Tensor, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """One token a row, and whether the row holds NaN; nothing here depends on how many rows want what, so that it can be captured."""
-        if not batch.use & Use.RANDOM:
-            return self._kernel("sample", logits.dtype)(logits, _GREEDY)
-        return self._kernel("sample", logits.dtype)(logits, _settings(batch))
+        rows = _settings(batch) if batch.use & Use.RANDOM else _GREEDY
+        if self.reads_masks(batch):
+            return self._kernel("masked_sample", logits.dtype)(logits, batch.views["masks"], rows)
+        return self._kernel("sample", logits.dtype)(logits, rows)
 
     def _processed(self, edited: torch.Tensor, rows: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         return processed_logits(edited[rows], _settings(batch, rows)) if batch.use & Use.RANDOM else edited[rows]
@@ -106,7 +124,7 @@ class Sampler:
 
     def _edited(self, logits: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         views = batch.views
-        if not any(name in views for name in ("mask_rows", "edit_rows", "penalty_rows")):
+        if self.reads_masks(batch) or not any(name in views for name in ("mask_rows", "edit_rows", "penalty_rows")):
             return logits
         # Masks alone are laid over the logits where they are: nobody reads the raw ones again but logprobs.
         if batch.use & Use.LOGPROBS or "edit_rows" in views or "penalty_rows" in views:

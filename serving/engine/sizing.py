@@ -18,7 +18,7 @@ from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.embeddings import store_rows
 from pagoda.serving.engine.groups import peak_pages, resolve_groups
 from pagoda.serving.engine.layout import HEADER_WORDS
-from pagoda.serving.engine.sampler import OPS, sampling_facts
+from pagoda.serving.engine.sampler import OPS, masks_inside, sampling_facts
 from pagoda.serving.engine.target import Target
 
 SHARED_KV_BYTES = 4 * 2**30
@@ -66,7 +66,8 @@ def describe_model(config: EngineConfig, target: Target, rank: int = 0) -> Descr
         lora=LoraLimits(config.max_loras, config.max_lora_rank) if config.enable_lora else None,
         wanted=Wanted(config.runner, config.convert, config.pooler_config or {}),
     )
-    for op in OPS:
+    inside = masks_inside(target.table, description.facts.vocab_size)
+    for op in (*OPS, *(("masked_sample",) if inside else ())):
         target.table.choose(op, sampling_facts(description.facts.vocab_size))
     return description
 

@@ -187,6 +187,25 @@ def test_every_kind_of_sampling_in_padded_steps(device: str) -> None:
     assert [one.output for one in sequences] == expected
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_masks_in_recorded_steps(temperature: float) -> None:
+    """Rows change places from step to step, so that each replay meets other masks, rows without any beside them and those that pad."""
+    kinds = [
+        SamplingParams(temperature=temperature, seed=slot, allowed_token_ids=tuple(range(7 * slot, VOCAB, slot + 1)) if slot % 3 else ())
+        for slot in range(5)
+    ]
+    alone = [Hand(runner()) for _ in kinds]
+    expected = [one.generate(one.sequence(0, PROMPT, params), 8) for one, params in zip(alone, kinds, strict=True)]
+    made = runner("cpu", tuned=True)
+    hand = Hand(made)
+    sequences = [hand.sequence(slot, PROMPT, params) for slot, params in enumerate(kinds)]
+    hand.run(*((one, len(PROMPT)) for one in sequences))
+    for turn in range(7):
+        hand.run(*((one, 1) for one in sequences[turn % 5 :] + sequences[: turn % 5]))
+    assert [one.output for one in sequences] == expected
+    assert len(made._captured._steps) == 1 and made._captured._logits is None  # one replay with the sampler in it
+
+
 def test_sleep_and_wake(device: str) -> None:
     made = runner(device)
     hand = Hand(made)

@@ -27,7 +27,7 @@ from pagoda.ops.cases.linear_gguf import GEMM_GGUF, draw_blocks, true_numbers
 from pagoda.ops.cases.linear_gguf import _gemm_case as _gguf_case
 from pagoda.ops.cases.norm import ADD_RMS_NORM, RMS_NORM
 from pagoda.ops.cases.rope import ROPE
-from pagoda.ops.cases.sampling import SAMPLE, TOKEN_BITMASK
+from pagoda.ops.cases.sampling import MASKED_SAMPLE, SAMPLE, TOKEN_BITMASK, draw_masks
 from pagoda.ops.gguf.types import GgmlType
 from pagoda.ops.native.library import BLOCK_KINDS, PAGE_TYPES, QUANT_KINDS, TYPES, AttentionArgs, BatchArgs, GemmArgs, PagesArgs, QuantArgs
 from pagoda.ops.op import DTYPE_EPS, Case
@@ -373,10 +373,13 @@ def _activation(label: str, static: tuple[Any, ...], x: torch.Tensor, want: torc
 
 
 def _samples(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
-    for case in SAMPLE.generate(gen, dtype):
-        (logits, rows), (want, bad) = case.args, SAMPLE.oracle(case)
-        r = Recording(f"sample {dtype} {case.label}")
-        common = (r.tensor(logits), logits.stride(0), TYPES[dtype], *logits.shape)
+    drawn = [(case, SAMPLE.oracle(case)) for case in SAMPLE.generate(gen, dtype)]
+    drawn += [(case, MASKED_SAMPLE.oracle(case)) for case in MASKED_SAMPLE.generate(gen, dtype)]
+    for case, (want, bad) in drawn:
+        logits, *masks, rows = case.args
+        r = Recording(f"sample {dtype} {case.label}{', masked' * len(masks)}")
+        allowed = r.tensor(masks[0]) if masks else None
+        common = (r.tensor(logits), logits.stride(0), TYPES[dtype], *logits.shape, allowed)
         results = (r.output(want[:, None], torch.int64, 0.0), r.output(bad[:, None].double(), torch.bool, 0.0), THREADS)
         columns = [r.tensor(c) for c in (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.position)]
         if rows.all_greedy:
@@ -386,7 +389,10 @@ def _samples(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
 
 
 def _argmaxes(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
-    for rows, width in ((1, 1), (3, 15), (2, 31), (5, 100), (4, 257), (2, 1030), (3, 5000)):
+    shapes = ((1, 1), (3, 15), (2, 31), (5, 100), (4, 257), (2, 1030), (3, 5000))
+    for rows, width in shapes:
+        yield _masked_argmax(gen, dtype, 6 * rows, width)
+    for rows, width in shapes:
         x = draw(gen, rows, width + 7, dtype=dtype)[:, :width]
         spoiled = torch.zeros(rows, dtype=torch.bool)
         if width > 100:  # a row with NaN is told, and its largest number found beside it
@@ -395,8 +401,22 @@ def _argmaxes(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
         want = x.double().nan_to_num(-float("inf")).argmax(1)
         r = Recording(f"argmax {dtype} {rows}×{width}")
         results = (r.output(want[:, None], torch.int64, 0.0), r.output(spoiled[:, None].double(), torch.bool, 0.0), THREADS)
-        r.call("argmax", r.tensor(x), x.stride(0), TYPES[dtype], rows, width, *results)
+        r.call("argmax", r.tensor(x), x.stride(0), TYPES[dtype], rows, width, None, *results)
         yield r
+
+
+def _masked_argmax(gen: torch.Generator, dtype: str, rows: int, width: int) -> Recording:
+    """Rows with NaN, told where it is allowed; what is refused is no number or above all."""
+    x, masks = draw(gen, rows, width + 7, dtype=dtype)[:, :width], draw_masks(gen, rows, width)
+    allowed = torch.from_numpy(np.unpackbits(masks.numpy().view(np.uint8), axis=1, bitorder="little")[:, :width]).bool()
+    x.masked_fill_(~allowed & (torch.rand(rows, width, generator=gen) < 0.5), float("inf"))
+    x.masked_fill_(torch.rand(rows, width, generator=gen) < 0.01, float("nan"))
+    spoiled = (x.isnan() & allowed).any(1)
+    seen = torch.where(allowed, x.double().nan_to_num(-float("inf"), posinf=float("inf")), -float("inf"))
+    r = Recording(f"argmax {dtype} {rows}×{width}, masked")
+    results = (r.output(seen.argmax(1)[:, None], torch.int64, 0.0), r.output(spoiled[:, None].double(), torch.bool, 0.0), THREADS)
+    r.call("argmax", r.tensor(x), x.stride(0), TYPES[dtype], rows, width, r.tensor(masks), *results)
+    return r
 
 
 def _bitmasks(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
@@ -413,10 +433,13 @@ def _exponentials(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
         x = draw(gen, width, dtype=dtype, scale=4)
         top, factor = float(x.max()), 0.75
         want = ((x.double() - top) * factor).exp()
-        r = Recording(f"exp_row {dtype} {width}")
-        out = r.output(want[None, :], torch.float32, 4 * 2.0**-22)
-        r.call("exp_row", r.tensor(x), TYPES[dtype], width, top, factor, out, returns=float(want.sum()))
-        yield r
+        masks = draw_masks(gen, 1, width)
+        allowed = torch.from_numpy(np.unpackbits(masks.numpy().view(np.uint8), bitorder="little")[:width]).bool()
+        for mask, kept in ((None, want), (masks, torch.where(allowed, want, 0.0))):
+            r = Recording(f"exp_row {dtype} {width}{'' if mask is None else ', masked'}")
+            out = r.output(kept[None, :], torch.float32, 4 * 2.0**-22)
+            r.call("exp_row", r.tensor(x), TYPES[dtype], width, r.tensor(mask), top, factor, out, returns=float(kept.sum()))
+            yield r
 
 
 class Family(NamedTuple):

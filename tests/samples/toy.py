@@ -19,6 +19,7 @@ from pagoda.hal.table import KernelTable
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
 from pagoda.ops.attention import AttentionFacts, PagedAttentionReference, PagedBatch, WriteKvReference
 from pagoda.ops.references import reference_kernels
+from pagoda.ops.table import kernel_table
 from pagoda.serving.engine.core import EngineCore, Sink
 from pagoda.serving.engine.executors.inprocess import InProcessExecutor
 from pagoda.serving.engine.executors.multiproc import MultiprocExecutor
@@ -150,9 +151,10 @@ def toy_runner(
     burst: int = 0,
     shared: bool = False,
     warm: bool = False,
+    tuned: bool = False,
 ) -> Runner:
     """A runner of the toy model; a partial of it is a `RunnerBuilder`. `burst`: with captured steps, and bursts of so many; `warm`: some
-    of them before the first request."""
+    of them before the first request; `tuned`: samples by the device's own kernels."""
     opened = find(device).open()
     if burst:
         prompts = {"prompt_tokens": PROMPT_SIZES, "prompt_rows": (4, 16)}
@@ -163,7 +165,8 @@ def toy_runner(
     pages.bind(model)
     timely = Feature.IN_CALLS in opened.info.features
     facts = RunnerFacts(groups, num_pages, 256, VOCAB, opened.info.model, overlap, kv_bytes=pages.nbytes, trees=True, in_calls=timely)
-    runner = Runner(opened, toy_table(opened), model, pages, facts, RunnerLimits(max_num_seqs, 256, 256, overlap))
+    table = kernel_table(find(device), opened.info) if tuned else toy_table(opened)
+    runner = Runner(opened, table, model, pages, facts, RunnerLimits(max_num_seqs, 256, 256, overlap))
     if warm:
         runner.warm_up()
     return runner

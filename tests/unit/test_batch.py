@@ -38,8 +38,8 @@ def make_plan(starts: list[int], lengths: list[int], sampled: list[bool] | None 
     )
 
 
-def packer(slots: SamplingSlots | None = None, capacity: int = 1 << 14) -> BatchPacker:
-    return BatchPacker(find("cpu").open(), SIZES, slots or SamplingSlots(64, 97), capacity, 2)
+def packer(slots: SamplingSlots | None = None, capacity: int = 1 << 14, every_mask: bool = False) -> BatchPacker:
+    return BatchPacker(find("cpu").open(), SIZES, slots or SamplingSlots(64, 97), capacity, 2, every_mask=every_mask)
 
 
 def admitted(plan: StepPlan, *params: SamplingParams) -> SamplingSlots:
@@ -211,6 +211,21 @@ def test_masks_of_rows_that_are_not_sampled_are_dropped() -> None:
     batch = packer().pack(plan)
     assert lists(batch, "mask_rows") == [0] and lists(batch, "masks") == [[5, 6, 7, 8]]
     assert batch.use & Use.ALLOWED  # or a captured step of the same shape would be replayed without masks
+
+
+def test_where_every_row_has_a_mask_those_without_one_allow_all() -> None:
+    """Rows that pad too; and a step without masks has none. Wherever the tables end, a captured step finds the masks at the same place."""
+    offsets = set()
+    for start in (3, 40):
+        plan = make_plan([start, 9], [1, 1], masks=np.array([[5, 6, 7, 8]], np.int32), mask_rows=np.array([1], np.int32))
+        batch = packer(every_mask=True).pack(plan, Bucket(4, 4))
+        assert lists(batch, "masks") == [[-1] * 4, [5, 6, 7, 8], [-1] * 4, [-1] * 4]
+        offsets.add(batch.layout.sections["masks"].offset)
+    assert len(offsets) == 1
+    assert "masks" not in packer(every_mask=True).pack(make_plan([3, 9], [1, 1])).views
+    two = np.array([0, 1], np.int32)
+    drafted = make_plan([0, 9], [3, 1], **OPTIONAL["drafts"][0], masks=np.ones((2, 4), np.int32), mask_rows=two, mask_nodes=1 - two)
+    assert [line[0] for line in lists(packer(every_mask=True).pack(drafted), "masks")] == [-1, 1, -1, 1]
 
 
 def test_allowed_ids_join_a_grammars_mask() -> None:

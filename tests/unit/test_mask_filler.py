@@ -1,4 +1,4 @@
-"""Masks of many rows, filled by two threads: each lies at its row and node, those of refused drafts are left out."""
+"""Masks of many rows, filled by one thread or two: each lies at its row and node, those of refused drafts are left out."""
 
 from __future__ import annotations
 
@@ -57,11 +57,15 @@ def ledger(rows: int, drafted: int) -> Any:
 
 @pytest.mark.parametrize("rows", [2, 3, 24])
 @pytest.mark.parametrize("drafted", [0, 3])
-def test_each_mask_lies_at_its_row_and_node(rows: int, drafted: int) -> None:
+@pytest.mark.parametrize("pace", [0.0, 1.0])
+def test_each_mask_lies_at_its_row_and_node(rows: int, drafted: int, pace: float) -> None:
+    """Where masks took long before, a second thread fills half of them."""
     parents = np.tile(np.arange(-1, drafted - 1, dtype=np.int32), (rows, 1)) if drafted else None
     chosen, sampled = np.arange(rows, dtype=np.int32)[::-1].copy(), np.ones(rows, np.bool_)
-    found = MaskFiller(VOCAB)(ledger(rows, drafted), chosen, sampled, parents)
-    assert found is not None
+    filler = MaskFiller(VOCAB)
+    filler._pace = pace
+    found = filler(ledger(rows, drafted), chosen, sampled, parents)
+    assert found is not None and 0 < filler._pace < 1 and bool(filler._helper._threads) == bool(pace)
     expected = []
     for row, slot in enumerate(chosen.tolist()):
         nodes = 0 if slot == 1 else (2 if slot % 3 == 0 and drafted else 1 + drafted)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda.hal.discovery import find
 from pagoda.ops.sampling import uniform
+from pagoda.ops.table import kernel_table
 from pagoda.serving.engine.batch import BatchPacker
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import Admission, StepPlan
@@ -26,11 +27,14 @@ VOCAB = 97
 class Bench:
     """Sampler and packer over decode rows, one a slot."""
 
-    def __init__(self) -> None:
-        device = find("cpu").open()
+    def __init__(self, tuned: bool = False) -> None:
+        """`tuned`: by the CPU's own kernels, which read masks beside the logits."""
+        backend = find("cpu")
+        device = backend.open()
         self.slots = SamplingSlots(16, VOCAB)
-        self.sampler = Sampler(device, toy_table(device), VOCAB, 16)
-        self.packer = BatchPacker(device, (4,), self.slots, 1 << 14, 2)
+        self.sampler = Sampler(device, kernel_table(backend, device.info) if tuned else toy_table(device), VOCAB, 16)
+        assert self.sampler.masks_inside == tuned
+        self.packer = BatchPacker(device, (4,), self.slots, 1 << 14, 2, every_mask=tuned)
 
     def admit(self, slot: int, params: SamplingParams, prompt: Sequence[int] = (3,), output: Sequence[int] = (), sequence: int = 0) -> None:
         admission = Admission(slot, params, tuple(prompt), tuple(output), sequence, eos_ids=(1,))
@@ -159,12 +163,13 @@ def test_penalties_count_what_was_sampled_since() -> None:
         {"logit_bias": {9: 4.0}, "allowed_token_ids": (4, 9), "repetition_penalty": 3.0},
     ],
 )
-def test_edits(edit: dict[str, object], temperature: float) -> None:
+@pytest.mark.parametrize("tuned", [False, True])
+def test_edits(edit: dict[str, object], temperature: float, tuned: bool) -> None:
     params = SamplingParams(temperature=temperature, seed=77, **edit)  # type: ignore[arg-type]
     output = [8, 7]
     for seed in range(12):
         for draw in (3, 4):
-            bench, logits = Bench(), logits_of(seed, 2)
+            bench, logits = Bench(tuned), logits_of(seed, 2)
             logits[1, [1, 8, 12, 13, 40, 41]] += 6  # what is forbidden would win
             bench.admit(0, SamplingParams(temperature=0))
             bench.admit(4, params, output=output)
@@ -228,6 +233,21 @@ def test_nan_rows_are_found_under_every_setting() -> None:
         sampled = bench.sample(logits, [0, 1, 2], [0, 0, 0])
         assert sampled.bad.tolist() == [False, True, False]
         assert all(0 <= token < VOCAB for token in sampled.tokens.tolist())
+
+
+def test_masks_inside_leave_the_logits_and_their_logprobs_as_they_are() -> None:
+    """A row with a mask, one without, one that asks for logprobs; NaN that nobody may choose spoils no row."""
+    bench, logits = Bench(tuned=True), logits_of(6, 3)
+    logits[0, 3] = float("nan")
+    bench.admit(0, SamplingParams(temperature=0, allowed_token_ids=(4, 90)))
+    bench.admit(1, SamplingParams(temperature=0))
+    bench.admit(2, SamplingParams(temperature=0, allowed_token_ids=(5, 96), logprobs=2))
+    before = logits.clone()
+    sampled = bench.sample(logits, [0, 1, 2], [0, 0, 0])
+    best = [max(ids, key=lambda token: float(before[row, token])) for row, ids in ((0, (4, 90)), (1, range(VOCAB)), (2, (5, 96)))]
+    assert sampled.tokens.tolist() == best and not sampled.bad.any()
+    assert torch.equal(logits.nan_to_num(9.0), before.nan_to_num(9.0)) and sampled.logprobs is not None
+    assert float(sampled.logprobs.own[0]) == pytest.approx(float(before[2].log_softmax(0)[best[2]]))
 
 
 def test_infinite_bans_are_not_taken_for_nan() -> None:
