@@ -20,7 +20,7 @@ from pagoda.serving.engine.layout import ALIGNMENT, DIMS, FIRST, HEADER_WORDS, L
 from pagoda.serving.engine.packed import device_views, host_views, put
 from pagoda.serving.engine.params import MAX_LOGPROBS
 from pagoda.serving.engine.plan import IntArray, LongArray, StepPlan
-from pagoda.serving.engine.rare_columns import SPLIT, WHOLE, Extras, every_mask, rare_columns, whole_columns
+from pagoda.serving.engine.rare_columns import COUNTED, SPLIT, WHOLE, Extras, every_mask, rare_columns, whole_columns
 from pagoda.serving.engine.samples import Samples, branches, samples_of
 from pagoda.serving.engine.settings import SamplingSlots, Use
 from pagoda.serving.engine.trees import Tree, tree_of
@@ -391,16 +391,8 @@ def _columns(
         "trees": int(tree is not None),
         "cross": int(plan.cross_lengths is not None),
         **{f"width{group}": max((table.shape[1], *widths[group : group + 1])) for group, table in enumerate(plan.block_tables)},
-        "penalties": len(rare.get("penalty_rows", ())),
-        "paths": len(rare.get("path_rows", ())),
         "verified": int("sample_before" in rare),
-        "edits": len(rare.get("edit_rows", ())),
-        "masks": len(rare.get("mask_rows", ())),
         "words": (slots.vocab + 31) // 32,
-        "logprobs": len(rare.get("logprob_rows", ())),
-        "spans": len(rare.get("span_rows", ())),
-        "whole": len(rare.get("span_first", ())),
-        "taps": len(rare.get("tap_layers", ())),
-        "tapped": len(rare.get("tap_rows", ())),
+        **{name: len(rare.get(column, ())) for name, column in COUNTED.items()},
     }
     return _Columns(plan, bucket, extras, dims, slots, samples, chosen, use, rare, tree, shared, alike)

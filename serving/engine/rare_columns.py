@@ -20,6 +20,12 @@ WHOLE = Use.RANDOM | Use.FILTER | SPLIT
 EDIT_BUCKETS = (64, 4096)
 """Edits that a step with static shapes is padded to; more are padded to a multiple of the last."""
 
+COUNTED = {
+    "penalties": "penalty_rows", "paths": "path_rows", "edits": "edit_rows", "masks": "mask_rows", "logprobs": "logprob_rows",
+    "spans": "span_rows", "whole": "span_first", "taps": "tap_layers", "tapped": "tap_rows",
+}  # fmt: skip
+"""Dimensions that are the length of a column."""
+
 
 @dataclass(frozen=True)
 class Extras:
