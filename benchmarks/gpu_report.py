@@ -86,6 +86,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--starts", default="cold,cached,profile,build,built", help="of the part start, in this order")
     parser.add_argument("--kernels", help="folder for compiled kernels of the part start; a new one by default")
     parser.add_argument("--parity", help="folder of checkpoints with reference.safetensors")
+    parser.add_argument("--dtypes", default="float32,bfloat16", help="of the part parity")
     parser.add_argument("--levels", default="0,1,2,3,4,5", help="of the part conformance")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes of the part conformance that check kernels at once"

@@ -23,6 +23,7 @@ import torch
 from pagoda.serving.engine.build import engine_starter
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.inprocess_client import InProcessClient
+from pagoda.serving.engine.mailbox import PATIENCE
 from pagoda.serving.engine.messages import EngineRequest, RequestDelta
 from pagoda.serving.engine.params import SamplingParams
 
@@ -94,7 +95,7 @@ class DummyEngine:
     async def _collect(self, prompt: list[int], params: SamplingParams) -> list[RequestDelta]:
         self._count += 1
         request = EngineRequest(f"request-{self._count}", tuple(prompt), params)
-        return [delta async for delta in self._client.generate(request, patient=True)]
+        return [delta async for delta in self._client.generate(request, PATIENCE)]
 
 
 def load_workloads(folder: Path) -> ModuleType:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from gpu_workloads import DummyEngine
+from pagoda.serving.engine.mailbox import PATIENCE
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
 from report_shapes import LONGEST, SHAPES, engine
@@ -83,7 +84,7 @@ async def _all(running: DummyEngine, options: argparse.Namespace) -> dict[str, A
 async def _one(running: DummyEngine, name: str, prompt: Prompt, leave: int | None, params: dict[str, Any]) -> int:
     """Tokens that came; leaves after `leave` deltas."""
     request, count, deltas = EngineRequest(name, prompt, SamplingParams(ignore_eos=True, detokenize=False, **params)), 0, 0
-    stream = running.client.generate(request, patient=True)
+    stream = running.client.generate(request, PATIENCE)
     try:
         async for delta in stream:
             count += sum(len(part.token_ids) for part in delta.sequences)
@@ -137,6 +138,6 @@ async def _crowd(running: DummyEngine, prompts: list[Prompt], settings: list[dic
 
 async def _answer(running: DummyEngine, name: str, prompt: Prompt, settings: dict[str, Any]) -> tuple[list[int], list[float]]:
     request = EngineRequest(name, prompt, SamplingParams(ignore_eos=True, detokenize=False, **settings))
-    parts = [part async for delta in running.client.generate(request, patient=True) for part in delta.sequences]
+    parts = [part async for delta in running.client.generate(request, PATIENCE) for part in delta.sequences]
     entries = [entry for part in parts for entry in part.logprobs or ()]
     return [token for part in parts for token in part.token_ids], [x for entry in entries for x in (entry.logprob, *entry.top_logprobs)]

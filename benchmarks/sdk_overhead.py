@@ -33,8 +33,8 @@ class CountingEngine:
         self._streams = Streams()
         self._ids: list[str] = []
 
-    async def generate(self, request: EngineRequest, patient: bool = False, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
-        async for delta in self._streams.generate(request, lambda r: self._ids.append(r.request_id), lambda _: None, patient):
+    async def generate(self, request: EngineRequest, patience: int = 1, plain: Plain | None = None) -> AsyncIterator[RequestDelta]:
+        async for delta in self._streams.generate(request, lambda r: self._ids.append(r.request_id), lambda _: None, patience):
             yield delta
 
     def step(self, number: int) -> None:

@@ -54,6 +54,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", default="device-check")
     parser.add_argument("--parity", help="folder of checkpoints with reference.safetensors")
+    parser.add_argument("--dtypes", default="float32,bfloat16", help="of parity")
     parser.add_argument("--levels", default="0,1,2,3,4,5", help="of conformance")
     parser.add_argument("--jobs", type=int, default=1, help="processes that check kernels at once")
     parser.add_argument("--steps", default="kernels,parity,shape")
@@ -93,7 +94,7 @@ def parity(options: argparse.Namespace) -> dict[str, Any]:
 
     backend = choose(options.device).backend
     rows: list[dict[str, Any]] = []
-    for dtype in ("float32", "bfloat16"):
+    for dtype in options.dtypes.split(","):
         for path in sorted(Path(options.parity).iterdir()):
             report = check(path, backend, dtype=dtype)
             print(dtype, report, flush=True)
