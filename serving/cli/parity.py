@@ -37,7 +37,8 @@ def parity(
     """Compare this build with recorded reference outputs. Fails when a checkpoint differs."""
     backend = choose(device).backend
     usual = TOLERANCES[dtype.value]
-    allowed = Tolerance(usual.error if tolerance is None else tolerance, usual.tie if tie is None else tie)
+    asked = Tolerance(usual.error if tolerance is None else tolerance, usual.tie if tie is None else tie)
+    allowed = None if tolerance is None and tie is None else asked
     reports = []
     for path in checkpoints:
         reports.append(check(path, backend, tp, allowed, dtype.value))
