@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from absent_guards import add_guards
+from pagoda.backends.torch_host.graphs import EagerGraphs
 from pagoda.backends.torch_host.kv import host_layout
 from pagoda.hal.discovery import find
 from pagoda.hal.kernel import Kernel
@@ -40,6 +41,7 @@ class Elsewhere:
         self.torch_device = torch.device(kind, 0)
         self.info = find(KINDS[kind]).describe(None)
         self.memory = self
+        self.graphs = EagerGraphs()
 
     def alloc(self, kind: MemoryKind, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=self.torch_device)
