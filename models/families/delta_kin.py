@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.families.common import (
@@ -18,12 +20,13 @@ from pagoda.models.families.common import (
     rms,
     rope,
 )
-from pagoda.models.families.latent import latent_names
+from pagoda.models.families.latent import latent_names, mla_of
 from pagoda.models.families.qwen_next import FULL, LINEAR
 from pagoda.models.families.recurrent_common import layer_kinds, rate_names
+from pagoda.models.families.routed import grouped_router
 from pagoda.models.family import Family
 from pagoda.models.recurrent import Conv, GatedDelta, GatedNorm, KimiDelta
-from pagoda.models.spec import MLA, DecoderSpec, Layer, Mlp, Moe, Norm, QkNorm, Router
+from pagoda.models.spec import DecoderSpec, Layer, Mlp, Moe, Norm, QkNorm
 
 
 def olmo_hybrid(config: Config) -> DecoderSpec:
@@ -81,21 +84,7 @@ def _convolved(at: str, to: str) -> tuple[Rule, ...]:
 
 def kimi_linear(config: Config) -> DecoderSpec:
     width, count, norm = config.integer("hidden_size"), config.integer("num_hidden_layers"), rms(config, 1e-5)
-    heads, nope, rest = config.integer("num_attention_heads"), config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
-    bias = config.flag("attention_bias", default=False)
-    mla = MLA(
-        heads,
-        config.integer("q_lora_rank", default=None),
-        config.integer("kv_lora_rank"),
-        nope,
-        rest,
-        config.integer("v_head_dim"),
-        (nope + rest) ** -0.5,
-        None,
-        Norm("rms", 1e-6),
-        down_bias=bias,
-        out_bias=bias,
-    )
+    mla = replace(mla_of(config, width), position=None)
     delta_heads, dim = config.integer("linear_num_heads"), config.integer("linear_head_dim")
     conv = Conv(config.integer("linear_conv_kernel_dim", default=4))
     delta = KimiDelta(delta_heads, dim, conv, GatedNorm(norm, delta_heads, "sigmoid", shared=True))
@@ -107,20 +96,10 @@ def kimi_linear(config: Config) -> DecoderSpec:
 
 
 def _kimi_ff(config: Config, count: int) -> list[Mlp | Moe]:
-    act = activation(config, "hidden_act")
-    router = Router(
-        "sigmoid",
-        config.flag("moe_renormalize", "norm_topk_prob", default=True),
-        config.integer("num_expert_group", "n_group", default=1),
-        config.integer("topk_group", default=1),
-        "top2",
-        correction=True,
-        scale=config.number("routed_scaling_factor", default=1.0),
-    )
-    hidden = config.integer("moe_intermediate_size")
+    act, hidden = activation(config, "hidden_act"), config.integer("moe_intermediate_size")
     shared = Mlp(hidden * config.integer("num_shared_experts", "n_shared_experts", default=1), act)
     top_k = config.integer("num_experts_per_token", "num_experts_per_tok")
-    moe = Moe(config.integer("num_experts"), top_k, hidden, router, act, shared)
+    moe = Moe(config.integer("num_experts"), top_k, hidden, grouped_router(config), act, shared)
     mlp = Mlp(config.integer("intermediate_size"), act)
     kinds = layer_kinds(config, count, ("dense", "sparse"), "mlp_layer_types")
     return [moe if kind == "sparse" else mlp for kind in kinds]

@@ -25,6 +25,7 @@ from pagoda.models.families.common import (
 from pagoda.models.families.granite import expert_names, shared_names
 from pagoda.models.families.mamba import step_limits
 from pagoda.models.families.recurrent_common import ENDLESS, first_of, layer_kinds, ssd_rules
+from pagoda.models.families.routed import grouped_router
 from pagoda.models.family import Family
 from pagoda.models.recurrent import Conv, GatedNorm, Ssd
 from pagoda.models.rope import Rope
@@ -143,20 +144,11 @@ def _nemotron_ff(config: Config) -> tuple[Mlp, Moe | None]:
     act, bias = activation(config, "mlp_hidden_act"), config.flag("mlp_bias", default=False)
     mlp = plain_mlp(config.integer("intermediate_size"), act, bias)
     experts = config.integer("n_routed_experts", default=0)
-    router = Router(
-        "sigmoid",
-        config.flag("norm_topk_prob", default=True),
-        config.integer("n_group", default=1),
-        config.integer("topk_group", default=1),
-        "top2",
-        correction=True,
-        scale=config.number("routed_scaling_factor", default=1.0),
-    )
     config.require("moe_latent_size", None, default=None)
     config.ignore("n_shared_experts")
     top_k, hidden = config.integer("num_experts_per_tok", default=0), config.integer("moe_intermediate_size", default=0)
     shared = replace(mlp, hidden=config.integer("moe_shared_expert_intermediate_size", default=0))
-    return mlp, Moe(experts, top_k, hidden, router, act, shared, gated=False) if experts else None
+    return mlp, Moe(experts, top_k, hidden, grouped_router(config), act, shared, gated=False) if experts else None
 
 
 def falcon_h1(config: Config) -> DecoderSpec:

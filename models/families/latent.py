@@ -105,26 +105,30 @@ def minicpm3(config: Config) -> DecoderSpec:
 
 def latent(config: Config, plain: DecoderSpec, style: RopeStyle = "interleaved") -> DecoderSpec:
     """The spec with latent attention in every layer."""
+    mla = mla_of(config, plain.width, style)
+    return change_layers(plain, lambda _, layer, __: replace(layer, mixer=mla))
+
+
+def mla_of(config: Config, width: int, style: RopeStyle = "interleaved") -> MLA:
     config.ignore("qk_head_dim", "head_dim")
     if not config.flag("rope_interleave", default=True):
         style = "neox"
     heads = config.integer("num_attention_heads")
     nope, turned = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
     bias = config.flag("attention_bias", default=False)
-    mla = MLA(
+    return MLA(
         heads,
         config.integer("q_lora_rank", default=None),
         config.integer("kv_lora_rank"),
         nope,
         turned,
-        config.integer("v_head_dim", default=plain.width // heads),
+        config.integer("v_head_dim", default=width // heads),
         (nope + turned) ** -0.5 * _stretch(config),
         rope(config, turned, style),
         Norm("rms", LATENT_EPS),
         down_bias=bias,
         out_bias=bias,
     )
-    return change_layers(plain, lambda _, layer, __: replace(layer, mixer=mla))
 
 
 def _stretch(config: Config) -> float:

@@ -145,17 +145,20 @@ def grouped(config: Config, plain: DecoderSpec) -> Moe:
     """DeepSeek's routing: sigmoid scores, a correction for the choice, experts of the best groups, and shared ones."""
     hidden, act = config.integer("moe_intermediate_size"), mlp_of(plain).activation
     shared = config.integer("n_shared_experts", "num_shared_experts", default=0)
-    router = Router(
+    experts, chosen = config.integer("n_routed_experts", "num_experts"), config.integer("num_experts_per_tok")
+    return Moe(experts, chosen, hidden, grouped_router(config), act, Mlp(hidden * shared, act) if shared else None)
+
+
+def grouped_router(config: Config) -> Router:
+    return Router(
         "sigmoid",
-        renormalize=config.flag("norm_topk_prob", default=True),
-        groups=config.integer("n_group", default=1),
-        top_groups=config.integer("topk_group", default=1),
-        group_score="top2",
+        config.flag("norm_topk_prob", "moe_renormalize", default=True),
+        config.integer("n_group", "num_expert_group", default=1),
+        config.integer("topk_group", default=1),
+        "top2",
         correction=True,
         scale=config.number("routed_scaling_factor", default=1.0),
     )
-    experts = config.integer("n_routed_experts", "num_experts")
-    return Moe(experts, config.integer("num_experts_per_tok"), hidden, router, act, Mlp(hidden * shared, act) if shared else None)
 
 
 def routed_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
