@@ -128,8 +128,12 @@ def test_answers_are_those_without(folder: Path, ranks: int) -> None:
 
 
 def test_what_has_no_such_layer_is_told_so(folder: Path, tmp_path: Path) -> None:
+    asked = {"method": "mtp", "num_speculative_tokens": 1}
     make(tmp_path, "DeepseekV3", **VALUES)
     with pytest.raises(ModelError, match="no layer that predicts several tokens"):
-        open_drafter(EngineConfig(model=str(tmp_path), device="cpu", speculative_config={"method": "mtp", "num_speculative_tokens": 1}))
+        open_drafter(EngineConfig(model=str(tmp_path), device="cpu", speculative_config=asked))
+    make(tmp_path, "Lfm2", num_hidden_layers=3, full_attn_idxs=[1], block_multiple_of=16)
+    with pytest.raises(ConfigError, match="recurrent layers"):
+        open_drafter(EngineConfig(model=str(tmp_path), device="cpu", speculative_config=asked))
     with pytest.raises(ConfigError, match="num_speculative_tokens"):
         EngineConfig(model=str(folder), speculative_config={"method": "mtp"})

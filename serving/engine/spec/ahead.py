@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from pagoda.hal.device import Device
-from pagoda.hal.kv import LayerCache
+from pagoda.hal.errors import ConfigError
+from pagoda.hal.kv import CacheKind, LayerCache
 from pagoda.models.ahead import load_ahead
 from pagoda.models.blocks.norm import NormBlock
 from pagoda.models.decoder import Decoder
@@ -33,6 +34,8 @@ def open_drafter(config: EngineConfig) -> Drafter | None:
         return make_drafter(asked)
     target = open_target(config)
     description = describe_model(config, target)
+    if any(cache is not None and cache.kind is CacheKind.STATE for cache in description.facts.caches):
+        raise ConfigError("this model has recurrent layers, whose state cannot be taken back when a draft is wrong; ask for none (mtp)")
     checkpoint = open_checkpoint(resolve(config.model, config.revision), config.load_format, config.hf_overrides)
     model, last = load_ahead(checkpoint, description, target.device, target.table)
     longest = min(config.max_model_len or description.facts.max_positions, LONGEST)
