@@ -22,6 +22,7 @@ CHECKS: tuple[tuple[str, list[str]], ...] = (
     ("vendor words", [sys.executable, "ci/vendor_words.py"]),
     ("kernel matrix", [sys.executable, "ci/kernel_matrix.py", "--check"]),
     ("model matrix", [sys.executable, "ci/model_matrix.py", "--check"]),
+    ("block table", [sys.executable, "ci/block_table.py", "--check"]),
     ("gRPC stubs", [sys.executable, "ci/grpc_stubs.py", "--check"]),
     ("dashboard", [sys.executable, "ci/grafana_dashboard.py", "--check"]),
     ("migration page", [sys.executable, "ci/migrate_table.py", "--check"]),

@@ -1,0 +1,52 @@
+"""Makes what the parity oracle does not by itself: `python ci/more_references.py DIR`, with the oracle's package importable.
+
+* DIR/embed/colbert, of DIR/embed/bert: transformers has no class of it, and it is BERT and a product, so that the recorded states of every
+  token, projected, are its answers.
+* DIR/causal/glm_moe_dsa@shared: GLM 5 with layers that see what another one chose.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+WIDTH = 24
+
+
+SHARED = {"indexer_types": ["full", "shared", "full", "shared"]}
+
+
+def colbert(folder: Path) -> None:
+    source, target = folder / "embed/bert", folder / "embed/colbert"
+    shutil.copytree(source, target, dirs_exist_ok=True)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    weight = torch.randn(WIDTH, config["hidden_size"], generator=torch.Generator().manual_seed(0)) * config["hidden_size"] ** -0.5
+    (target / "config.json").write_text(json.dumps(config | {"architectures": ["HF_ColBERT"], "dim": WIDTH}, indent=1), encoding="utf-8")
+    tensors = {f"bert.{name.removeprefix('bert.')}": tensor for name, tensor in load_file(source / "model.safetensors").items()}
+    save_file({**tensors, "linear.weight": weight}, target / "model.safetensors", metadata={"format": "pt"})
+    recorded, answers = load_file(source / "reference.safetensors"), dict[str, torch.Tensor]()
+    for name in (key.removesuffix(".prompt") for key in recorded if key.endswith(".prompt")):
+        vectors = (recorded[f"{name}.hidden"].double() @ weight.double().t()).float()
+        mean = vectors.double().mean(0)
+        answers |= {f"{name}.prompt": recorded[f"{name}.prompt"], f"{name}.hidden": vectors, f"{name}.mean": mean.float()}
+        answers[f"{name}.mean.normalized"] = torch.nn.functional.normalize(mean, dim=-1).float()
+    save_file(answers, target / "reference.safetensors")
+
+
+def shared(folder: Path) -> None:
+    overrides, make = import_module("parity.overrides"), import_module("parity.make")
+    overrides.VARIANTS["glm_moe_dsa"] = {"shared": SHARED}
+    sys.argv[1:] = ["glm_moe_dsa", str(folder), "--variant", "shared"]
+    make.main()
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]).absolute()
+    colbert(target)
+    shared(target)
