@@ -119,7 +119,7 @@ AROUND = (
     Kind("norms after", "causal/olmo2", _each(lambda layer: layer.mixer_in is None and layer.mixer_out is not None)),
     Kind("sublayers side by side", "causal/gpt_neox", _each(lambda layer: layer.residual is Residual.PARALLEL)),
     Kind("residual of normed streams", "causal/minimax", _each(lambda layer: isinstance(layer.residual, Normed))),
-    Kind("scaled sublayers and logits", "causal/granite", lambda s: s.layers[0].scale != 1.0 and s.head.scale != 1.0),
+    Kind("scaled sublayers and logits", "causal/minicpm3", lambda s: s.layers[0].scale != 1.0 and s.head.scale != 1.0),
     Kind("capped logits", "causal/gemma2", lambda s: s.head.softcap is not None),
     Kind("tied head", "causal/gemma2", lambda s: s.head.tied),
     Kind("head with a bias", "causal/gptj", lambda s: s.head.bias),
@@ -128,7 +128,7 @@ AROUND = (
 ENCODERS = (
     Kind("BERT", "embed/bert", lambda s: _has(Bidirectional)(s) and s.embed.types > 0),
     Kind("RoBERTa, norms before", "embed/xlm-roberta-xl", lambda s: _has(Bidirectional)(s) and s.layers[0].residual is Residual.SEQUENTIAL),
-    Kind("narrow embeddings", "embed/electra", lambda s: s.embed.width is not None),
+    Kind("narrow embeddings", "embed/electra@narrow", lambda s: s.embed.width is not None),
     Kind("biases by distance", "embed/mpnet", _has(Attention, lambda a: isinstance(a.position, Distances))),
     Kind("rotary, windows to both sides", "embed/modernbert", lambda s: _has(Bidirectional)(s) and _windowed("sliding")(s)),
     Kind("rotary, gated", "embed/nomic_bert", lambda s: _has(Bidirectional)(s) and _has(Mlp, lambda m: m.gated)(s)),
@@ -155,5 +155,5 @@ SECTIONS = {
 MIXERS = (*ATTENTION, *RECURRENT)
 """Kinds that keep something of a sequence, for which prompts in chunks, prefix hits and preemption are compared."""
 
-MORE = ("embed/colbert", "causal/glm_moe_dsa@shared")
+MORE = ("embed/colbert", "embed/electra@narrow", "causal/glm_moe_dsa@shared")
 """Checkpoints that `ci/more_references.py` makes."""

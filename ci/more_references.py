@@ -3,6 +3,7 @@
 * DIR/embed/colbert, of DIR/embed/bert: transformers has no class of it, and it is BERT and a product, so that the recorded states of every
   token, projected, are its answers.
 * DIR/causal/glm_moe_dsa@shared: GLM 5 with layers that see what another one chose.
+* DIR/embed/electra@narrow: ELECTRA whose embeddings are half as wide as its layers.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ def colbert(folder: Path) -> None:
     save_file(answers, target / "reference.safetensors")
 
 
-def shared(folder: Path) -> None:
+def variant(folder: Path, kind: str, name: str, changes: dict[str, object], *more: str) -> None:
     overrides, make = import_module("parity.overrides"), import_module("parity.make")
-    overrides.VARIANTS["glm_moe_dsa"] = {"shared": SHARED}
-    sys.argv[1:] = ["glm_moe_dsa", str(folder), "--variant", "shared"]
+    overrides.VARIANTS[kind] = {name: changes}
+    sys.argv[1:] = [kind, str(folder), "--variant", name, *more]
     make.main()
 
 
 if __name__ == "__main__":
     target = Path(sys.argv[1]).absolute()
     colbert(target)
-    shared(target)
+    variant(target, "glm_moe_dsa", "shared", SHARED)
+    variant(target, "electra", "narrow", {"embedding_size": 32}, "--task", "embed")
