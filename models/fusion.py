@@ -220,8 +220,8 @@ class _Walk:
 
     def attention(self, path: str, spec: Attention) -> Iterator[Node]:
         heads, kv = self._shard.split(spec.heads, "attention heads"), self._shard.kv_heads(spec.kv_heads)
-        q = len(heads) * spec.head_dim
-        columns = q * (2 if spec.gated else 1) + 2 * len(kv) * spec.head_dim
+        out = len(heads) * spec.value_dim
+        columns = len(heads) * spec.head_dim + len(kv) * (spec.head_dim + spec.value_dim) + (out if spec.gated else 0)
         yield from self.product(path, columns, self._width, spec.qkv_bias)
         yield Node("split", path)
         if spec.gated:
@@ -240,7 +240,7 @@ class _Walk:
             yield Node("temper", path)
         yield Node("write_kv", path, self.pages(spec))
         yield Node("paged_attention", path)
-        yield from self.product(path, self._width, q, spec.out_bias)
+        yield from self.product(path, self._width, out, spec.out_bias)
 
     def head_norms(self, path: str, spec: QkNorm, head_dim: int) -> Iterator[Node]:
         plain = spec.extent == "head" and spec.norm.weight

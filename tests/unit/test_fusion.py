@@ -101,6 +101,12 @@ def test_a_product_takes_addition_norm_and_activation_along() -> None:
     assert "two parts read the norm" in reasons(with_layers(residual=Residual.PARALLEL), "norm_gemm")
 
 
+@pytest.mark.parametrize(("gated", "columns"), [(False, 4 * 16 + 2 * (16 + 4)), (True, 4 * 16 + 2 * (16 + 4) + 4 * 4)])
+def test_values_narrower_than_keys_make_a_narrower_product(gated: bool, columns: int) -> None:
+    found = sites(with_attention(v_dim=4, gated=gated), "norm_gemm")["layers.1.mixer"].facts
+    assert isinstance(found, NormGemmFacts) and isinstance(found.gemm, GemmFacts) and found.gemm.out_features == columns
+
+
 def test_products_with_float8_weights_take_norm_and_activation_along() -> None:
     form, norm, act = Fp8Format(), NormFacts("float32", 16, 1e-5), ActivationFacts("float32", "silu")
     products = {path: site.facts for path, site in sites(SPEC, "norm_gemm", stored=form).items() if site.facts is not None}
