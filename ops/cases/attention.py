@@ -280,9 +280,9 @@ _FEATURES: dict[str, dict[str, object]] = {
 }
 
 
-def _split(case: Case) -> Iterator[Part]:
-    """Each request in a batch of its own."""
-    q, k_pages, v_pages, batch, *rest = case.args
+def by_request(case: Case, by_token: tuple[int, ...] = (0,)) -> Iterator[Part]:
+    """Each request in a batch of its own; the batch is the fourth argument, `by_token` are those before it with a row a token."""
+    batch = case.args[3]
     starts = batch.query_start.tolist()
     for row in range(len(starts) - 1):
         piece = slice(starts[row], starts[row + 1])
@@ -292,10 +292,11 @@ def _split(case: Case) -> Iterator[Part]:
             torch.tensor([0, piece.stop - piece.start], dtype=torch.int32), batch.seq_lens[row : row + 1],
             batch.block_table[row : row + 1], batch.slots[piece], piece.stop - piece.start, int(batch.seq_lens[row]),
         )  # fmt: skip
-        yield Part(replace(case, label=f"{case.label}, request {row} alone", args=(q[piece], k_pages, v_pages, alone, *rest)), piece)
+        args = (*(arg[piece] if i in by_token else arg for i, arg in enumerate(case.args[:3])), alone, *case.args[4:])
+        yield Part(replace(case, label=f"{case.label}, request {row} alone", args=args), piece)
 
 
-PAGED_ATTENTION = Op("paged_attention", PagedAttentionReference, _oracle, _tolerance, _cases, _split)
+PAGED_ATTENTION = Op("paged_attention", PagedAttentionReference, _oracle, _tolerance, _cases, by_request)
 
 
 def _write_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,15 +4,14 @@ exact in every dtype and many are equal."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 from pagoda.ops.attention import PagedBatch
-from pagoda.ops.cases.attention import attention_case, facts_of
+from pagoda.ops.cases.attention import attention_case, by_request, facts_of
 from pagoda.ops.cases.common import draw, tolerance
-from pagoda.ops.op import Case, Op, Part
+from pagoda.ops.op import Case, Op
 from pagoda.ops.sparse_attention import ChooseFacts, ChooseKeysReference, SparseAttentionFacts, SparseAttentionReference
 
 _MIXED = [(1, 40), (7, 7), (1, 1), (5, 33), (1, 16), (1, 17), (30, 150)]
@@ -95,23 +94,7 @@ def _sparse_tolerance(case: Case) -> float:
     return tolerance(case.facts.dtype, case.facts.top_k, roundings=2, gain=largest * case.facts.head_dim**0.5 * case.facts.scale)
 
 
-def _requests(case: Case, by_token: tuple[int, int]) -> Iterator[Part]:
-    """Each request in a batch of its own; `by_token`: arguments with a row a token."""
-    batch = case.args[3]
-    starts = batch.query_start.tolist()
-    for row in range(len(starts) - 1):
-        piece = slice(starts[row], starts[row + 1])
-        if piece.start == piece.stop:
-            continue
-        alone = PagedBatch(
-            torch.tensor([0, piece.stop - piece.start], dtype=torch.int32), batch.seq_lens[row : row + 1],
-            batch.block_table[row : row + 1], batch.slots[piece], piece.stop - piece.start, int(batch.seq_lens[row]),
-        )  # fmt: skip
-        args = tuple(arg[piece] if i in by_token else arg for i, arg in enumerate(case.args[:3]))
-        yield Part(replace(case, label=f"{case.label}, request {row} alone", args=(*args, alone)), piece)
-
-
-CHOOSE_KEYS = Op("choose_keys", ChooseKeysReference, _choose_oracle, lambda case: 0.0, _choose_cases, partial(_requests, by_token=(0, 1)))
+CHOOSE_KEYS = Op("choose_keys", ChooseKeysReference, _choose_oracle, lambda case: 0.0, _choose_cases, partial(by_request, by_token=(0, 1)))
 SPARSE_ATTENTION = Op(
-    "sparse_attention", SparseAttentionReference, _sparse_oracle, _sparse_tolerance, _sparse_cases, partial(_requests, by_token=(0, 2))
+    "sparse_attention", SparseAttentionReference, _sparse_oracle, _sparse_tolerance, _sparse_cases, partial(by_request, by_token=(0, 2))
 )
