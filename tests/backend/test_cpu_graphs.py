@@ -159,7 +159,7 @@ def test_threads_record_apart_from_each_other() -> None:
             while not stop.is_set():
                 busy(*other)
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
         replays = [RecordedGraphs().capture("key", _step(torch.zeros(5)), inputs) for _ in range(20)]

@@ -65,7 +65,7 @@ def test_callers_do_not_disturb_each_other() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        callers = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        callers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(3)]
         for caller in callers:
             caller.start()
         for caller in callers:

@@ -37,7 +37,7 @@ class Running:
 
     def __init__(self, client, name):
         self.reason, self._stop = None, False
-        self._thread = threading.Thread(target=self._ask, args=(client, name))
+        self._thread = threading.Thread(target=self._ask, args=(client, name), daemon=True)
         self._thread.start()
 
     def _ask(self, client, name):

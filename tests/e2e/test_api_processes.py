@@ -131,7 +131,7 @@ def test_a_killed_process_is_noticed_and_its_requests_end_in_the_engine(several,
         except httpx.HTTPError as error:
             failed.append(error)
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     until(lambda: running(several.where) == 1)
     os.kill(victim, signal.SIGKILL)
@@ -153,9 +153,9 @@ def test_limits_hold_for_all_processes_together(several, made):
     def ask(client):
         codes.append(client.post("/v1/completions", json={"prompt": "x " * 900, "max_tokens": 1}).status_code)
 
-    threads = [threading.Thread(target=ask, args=(client,)) for client in made.clients]
+    threads = [threading.Thread(target=ask, args=(client,), daemon=True) for client in made.clients]
     others = [httpx.Client(base_url=several.where, timeout=60) for _ in range(100)]
-    threads += [threading.Thread(target=ask, args=(client,)) for client in others]
+    threads += [threading.Thread(target=ask, args=(client,), daemon=True) for client in others]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -174,7 +174,7 @@ def test_sigterm_drains_all_of_them(several, made):
         body = {"prompt": "Count:", "max_tokens": 60, "ignore_eos": True}
         answers.append(client.post("/v1/completions", json=body).json()["choices"][0]["finish_reason"])
 
-    threads = [threading.Thread(target=ask, args=(client,)) for client in chosen]
+    threads = [threading.Thread(target=ask, args=(client,), daemon=True) for client in chosen]
     for thread in threads:
         thread.start()
     until(lambda: running(several.where) == len(chosen))

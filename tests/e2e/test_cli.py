@@ -48,9 +48,12 @@ def test_an_interrupt_ends_generate_at_once() -> None:
     command = [*COMMAND, "generate", "Once upon a time", "--max-tokens", "4000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stderr
-        first = process.stdout.read(4)
-        process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=60)
+        try:
+            first = process.stdout.read(4)
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert process.returncode == 130 and len(first + rest) < 3000 and "Traceback" not in errors
 
 

@@ -245,12 +245,14 @@ asyncio.run(main())
 """
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    engine = int(parent.stdout.readline())
-    family = [engine, *children(engine)]
-    assert len(family) == 3
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
+    try:
+        engine = int(parent.stdout.readline())
+        family = [engine, *children(engine)]
+        assert len(family) == 3
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
     assert all(gone(pid) for pid in family)
 
 

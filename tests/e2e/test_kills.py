@@ -22,7 +22,7 @@ class Asking:
 
     def __init__(self, where: str, count: int = 4) -> None:
         self.told: list[tuple[float, str]] = []
-        self._threads = [threading.Thread(target=self._ask, args=(where, number % 2 == 0)) for number in range(count)]
+        self._threads = [threading.Thread(target=self._ask, args=(where, number % 2 == 0), daemon=True) for number in range(count)]
         for thread in self._threads:
             thread.start()
 

@@ -29,14 +29,17 @@ def server() -> Iterator[ServerProcess]:
 @contextmanager
 def full_queue(server: ServerProcess) -> Iterator[None]:
     """While one request waits for its first token."""
-    thread = threading.Thread(target=lambda: httpx.post(f"{server.where}/v1/completions", content=SMALL, headers=JSON, timeout=30))
+    where = f"{server.where}/v1/completions"
+    thread = threading.Thread(target=lambda: httpx.post(where, content=SMALL, headers=JSON, timeout=60), daemon=True)
     thread.start()
     end = time.monotonic() + 10
     while not httpx.get(f"{server.where}/load").json()["server_load"]:
         assert time.monotonic() < end
         time.sleep(0.01)
-    yield
-    thread.join()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 JSON = {"Content-Type": "application/json"}

@@ -68,8 +68,10 @@ def test_vectors_and_scores_from_address_to_address(require):
         )
         threading.Thread(target=shelf.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{shelf.server_port}/batch.jsonl"
-        done = batch(str(where), "-i", address, "-o", address)
-        shelf.shutdown()
+        try:
+            done = batch(str(where), "-i", address, "-o", address)
+        finally:
+            shelf.shutdown()
     assert done.returncode == 0, done.stderr
     vectors, scores, ranks = (json.loads(line)["response"]["body"] for line in shelf.target.splitlines())
     assert [len(one["embedding"]) for one in vectors["data"]] == [384, 384]

@@ -22,7 +22,7 @@ class Running:
 
     def __init__(self, url, body, path="/v1/completions"):
         self.response = None
-        self._thread = threading.Thread(target=self._send, args=(url + path, body))
+        self._thread = threading.Thread(target=self._send, args=(url + path, body), daemon=True)
         self._thread.start()
 
     def _send(self, url, body):

@@ -27,9 +27,13 @@ class ServerProcess:
         self._reader = threading.Thread(target=self._read_errors, daemon=True)
         self._reader.start()
         watchdog = threading.Timer(patience, self.process.kill)
+        watchdog.daemon = True
         watchdog.start()
         try:
             self.where = self._wait_ready()
+        except BaseException:
+            self.__exit__()
+            raise
         finally:
             watchdog.cancel()
 
@@ -49,9 +53,7 @@ class ServerProcess:
                 self.grpc = match["grpc"]
                 self.lines += [self.process.stdout.readline().rstrip("\n") for _ in range(2)]
                 return match["where"]
-        self.process.wait()
-        self._reader.join(5)
-        self._close_pipes()
+        self.wait()
         raise RuntimeError(f"the server ended with {self.process.returncode}: {''.join(self.errors)}")
 
     def signal(self, number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from functools import partial
@@ -13,10 +14,12 @@ from typing import Any
 
 import pytest
 from pagoda.hal.errors import CapacityError, EngineDeadError, PagodaError, RequestError
+from pagoda.serving.engine import core
 from pagoda.serving.engine.core import EngineCore
 from pagoda.serving.engine.inprocess_client import Engine, InProcessClient
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, StepDeltas
 from pagoda.serving.engine.plan import StepPlan, StepResult
+from patience import until
 from toy import EOS, ToyModel, dense_greedy, toy_engine, toy_request
 
 PROMPTS = [[5, 17, 80, 3, 44, 9, 61, 2, 33, 70, 12, 8, 25], [90, 4, 6, 31], [7] * 30, [11, 12], list(range(2, 60))]
@@ -249,67 +252,99 @@ def test_steps_overlap_up_to_the_depth() -> None:
 
     engine.executor.submit = counting  # type: ignore[method-assign]
     engine.core.submit(toy_request("a", PROMPTS[0], 20))
-    thread = threading.Thread(target=engine.core.run)
+    thread = threading.Thread(target=engine.core.run, daemon=True)
     thread.start()
-    while len(sink.tokens.get("a", ())) < 20:
-        time.sleep(0.01)
-    engine.core.stop()
-    thread.join()
-    engine.executor.stop()
+    try:
+        until(lambda: len(sink.tokens.get("a", ())) == 20)
+    finally:
+        engine.core.stop()
+        thread.join(60)
+        engine.executor.stop()
     assert most == 3 and sink.tokens["a"] == dense_greedy(ToyModel(), PROMPTS[0], 20)
 
 
-def test_who_comes_while_a_step_runs_is_in_the_next_one() -> None:
+class _ByHand:
+    """The loop in the test's own thread and by a clock that the test moves: the ranks take a tenth of a second for a step, one after the
+    other, and compute what they compute."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.begun = 0.0, 0.0
+        self.plans: list[StepPlan] = []
+        self._core, self._submit = engine.core, engine.executor.submit
+        self._in_flight: deque[tuple[Future[StepResult], Future[StepResult]]] = deque()
+        engine.executor.submit = self.submit  # type: ignore[method-assign]
+        monkeypatch.setattr(core, "time", self)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        self.begun = self.begun if self._in_flight else self.now
+        self.plans.append(plan)
+        self._in_flight.append((Future(), self._submit(plan)))
+        return self._in_flight[-1][0]
+
+    def settle(self) -> float | None:
+        """Let the loop do what is to be done at this moment. Returns how long it waits then if nothing happens, None: for ever."""
+        wait: float | None = 0
+        while wait == 0:
+            self._core._take_commands(0)
+            wait = self._core._step()
+        return wait
+
+    def end_step(self) -> None:
+        """Go on until the step that runs has ended, and the loop has seen to that."""
+        end = self.begun + 0.1
+        while (wait := self.settle()) is not None and self.now + wait < end:
+            self.now += wait
+        self.now = self.begun = end
+        answer, computed = self._in_flight.popleft()
+        answer.set_result(computed.result())
+        self.settle()
+
+
+def test_who_comes_while_a_step_runs_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two steps in flight at most: the second is planned when the first is about to end, and not before."""
     sink = _Recorder()
     engine = toy_engine(sink, overlap=2)
-    submit, plans = engine.executor.submit, []
-
-    def slow(plan: StepPlan) -> Future[StepResult]:
-        plans.append(plan)
-        answer: Future[StepResult] = Future()
-        inner = submit(plan)
-        timer = threading.Timer(0.1, lambda: answer.set_result(inner.result()))
-        timer.start()
-        return answer
-
-    engine.executor.submit = slow  # type: ignore[method-assign]
-    thread = threading.Thread(target=engine.core.run)
-    thread.start()
-    engine.core.submit(toy_request("a", PROMPTS[0], 40))
-    while len(plans) < 24:
-        time.sleep(0.01)
-    before = len(plans)
-    while len(plans) == before:  # one has just begun
-        time.sleep(0.001)
-    before = len(plans)
-    time.sleep(0.02)
-    assert len(plans) == before
-    engine.core.submit(toy_request("b", PROMPTS[1], 4))
-    while len(sink.tokens.get("b", ())) < 4:
-        time.sleep(0.01)
-    engine.core.stop()
-    thread.join()
-    engine.executor.stop()
-    assert plans[before].admissions
+    loop = _ByHand(engine, monkeypatch)
+    try:
+        engine.core.submit(toy_request("a", PROMPTS[0], 40))
+        for _ in range(24):  # until the loop has learnt what steps take
+            loop.settle()
+            loop.end_step()
+        before = len(loop.plans)  # one has just begun
+        loop.now += 0.08
+        wait = loop.settle()
+        assert len(loop.plans) == before and wait is not None and 0 < wait < 0.02
+        engine.core.submit(toy_request("b", PROMPTS[1], 4))
+        loop.settle()
+        assert len(loop.plans) == before
+        loop.now += wait
+        loop.settle()
+        assert len(loop.plans) == before + 1 and loop.plans[before].admissions
+        while len(sink.tokens.get("b", ())) < 4:
+            loop.end_step()
+    finally:
+        engine.executor.stop()
     assert sink.tokens["b"] == dense_greedy(ToyModel(), PROMPTS[1], 4)
 
 
 def test_what_comes_after_the_end_is_refused_at_once() -> None:
     sink = _Recorder()
     engine = toy_engine(sink)
-    core: EngineCore = engine.core
-    waiting = core.call("stats", {})
-    core.stop()
-    core.submit(toy_request("queued", [3]))
-    core.run()
-    core.submit(toy_request("late", [3]))
+    loop: EngineCore = engine.core
+    waiting = loop.call("stats", {})
+    loop.stop()
+    loop.submit(toy_request("queued", [3]))
+    loop.run()
+    loop.submit(toy_request("late", [3]))
     assert waiting.result().running == 0
     assert [name for name, error in sink.refused if isinstance(error, EngineDeadError)] == ["queued", "late"]
     with pytest.raises(EngineDeadError, match="stopped"):
-        core.call("stats", {}).result()
+        loop.call("stats", {}).result()
     with pytest.raises(EngineDeadError):
-        core.health()
+        loop.health()
     engine.executor.stop()
     with pytest.raises(EngineDeadError, match="not running"):
         engine.executor.collective("memory")

@@ -53,7 +53,7 @@ def all_of_them(rank: int, port: int) -> None:
 
 @pytest.mark.heavy
 def test_world_of_two_in_two_groups() -> None:
-    mp.spawn(all_of_them, (free_port(),), 2)
+    mp.spawn(all_of_them, (free_port(),), 2, daemon=True)
 
 
 def leave(rank: int, port: int) -> None:
@@ -68,7 +68,7 @@ def leave(rank: int, port: int) -> None:
 
 @pytest.mark.heavy
 def test_a_rank_that_left_is_an_error_and_no_hang() -> None:
-    mp.spawn(leave, (free_port(),), 2)
+    mp.spawn(leave, (free_port(),), 2, daemon=True)
 
 
 def test_nobody_else_comes() -> None:

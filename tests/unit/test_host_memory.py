@@ -114,7 +114,7 @@ def test_threads_count_together() -> None:
         for _ in range(300):
             mem.alloc(MemoryKind.WORK, (1000,), torch.uint8)
 
-    threads = [threading.Thread(target=churn) for _ in range(4)]
+    threads = [threading.Thread(target=churn, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -68,8 +68,10 @@ def over_grpc() -> Iterator[Received]:
     otlp_grpc.add_TraceServiceServicer_to_server(Collector(), server)
     received.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
-    yield received
-    server.stop(None).wait()
+    try:
+        yield received
+    finally:
+        server.stop(None).wait()
 
 
 @contextmanager
@@ -89,8 +91,10 @@ def over_http() -> Iterator[Received]:
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
         received.endpoint = f"http://127.0.0.1:{server.server_port}/v1/traces"
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield received
-        server.shutdown()
+        try:
+            yield received
+        finally:
+            server.shutdown()
 
 
 @pytest.mark.parametrize("collector", [over_grpc, over_http])
