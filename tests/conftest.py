@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -12,6 +13,13 @@ from collections.abc import Callable
 import pytest
 
 NOT_RUN = "not run: "
+
+with contextlib.suppress(ImportError):  # tests/device/tpu have another environment
+    from hypothesis import HealthCheck, settings
+
+    # how long an example takes proves nothing
+    settings.register_profile("pagoda", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("pagoda")
 
 
 @pytest.fixture

@@ -227,7 +227,8 @@ class EngineCore:
             if plan is None:
                 return None
             self._submit_step(plan, began)
-            self._planning_s += time.perf_counter() - began
+            now = time.perf_counter()
+            self._planning_s, began = self._planning_s + now - began, now
         return wait
 
     def _due(self, now: float) -> float | None:

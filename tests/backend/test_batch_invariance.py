@@ -90,7 +90,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     engine.close()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(one=asked, company=st.lists(asked, min_size=1, max_size=9), place=st.integers(0, 9))
 def test_answers_do_not_depend_on_company(served: Served, one: Asked, company: list[Asked], place: int) -> None:
     (alone,) = served.answers([one])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +15,7 @@ from pagoda.backends.cpu.backend import CpuBackend
 from pagoda.backends.cpu.kernels import cpu_kernels
 from pagoda.backends.cpu.kernels_more import PackedBlocks
 from pagoda.hal.kernel import Kernel, Needs
-from pagoda.ops.attention import PagedBatch
+from pagoda.ops.attention import AttentionFacts, PagedBatch
 from pagoda.ops.cases.attention import attention_case, facts_of
 from pagoda.ops.cases.linear_gguf import draw_blocks, true_numbers
 from pagoda.ops.check import check_kernel
@@ -99,16 +100,23 @@ def test_products_match_oracle_on_every_instruction_set(name: str, isa: str) -> 
 def test_prompts_attend_in_integers_as_the_oracle_does(kv_dtype: str, isa: str) -> None:
     """Several blocks of keys and tiles of rows, heads of odd widths, windows, sinks, slopes and caps; few rows beside many."""
     kernel = KERNELS["paged_attention=native_prompt"]
-    gen = torch.Generator().manual_seed(5)
+    for facts, case, expected in prompts_and_answers(kv_dtype):
+        out = ForIsa(**{**vars(kernel), "name": isa}).load(facts).run(*case.args).double()
+        error = (out - expected).abs()
+        assert error.max() < 2**-8 and error.norm() < 2**-11 * expected.norm(), facts
+        assert isa != "avx512vnni" or error.max() > 2**-13, "not in integers"
+
+
+@lru_cache(1)  # the instruction sets of a dtype come one after the other
+def prompts_and_answers(kv_dtype: str) -> list[tuple[AttentionFacts, Case, torch.Tensor]]:
+    """With what the oracle says, which takes most of the time."""
+    gen, made = torch.Generator().manual_seed(5), []
     for extra in ({}, {"window": 100}, {"sinks": True, "softcap": 5.0}, {"alibi": True}):
         for heads, dim in (((6, 2), 64), ((7, 1), 24), ((8, 2), 66), ((2, 2), 128)):
             facts = facts_of("float32", heads, dim, kv_dtype=kv_dtype, **extra)
             case = attention_case(gen, facts, "prompts", [(300, 700), (1, 30), (20, 40), (97, 97)], layout="pool")
-            out = ForIsa(**{**vars(kernel), "name": isa}).load(facts).run(*case.args).double()
-            expected = ALL_OPS["paged_attention"].oracle(case)
-            error = (out - expected).abs()
-            assert error.max() < 2**-8 and error.norm() < 2**-11 * expected.norm(), (extra, heads, dim)
-            assert isa != "avx512vnni" or error.max() > 2**-13, "not in integers"
+            made.append((facts, case, ALL_OPS["paged_attention"].oracle(case)))
+    return made
 
 
 def test_attention_in_integers_keeps_what_is_not_finite_apart() -> None:

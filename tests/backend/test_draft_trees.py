@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
 from pagoda.serving.engine.spec.drafter import Draft, DraftState
 from plans import Hand
 from scheduler_toy import Branching, Toy, group, toy_facts
+from slow_steps import HandBrake, side_by_side, slow_engine
 from toy import ToyModel, dense_greedy, dense_logits, toy_engine, toy_request, toy_runner
 
 PROMPT = [5, 17, 80, 3, 44, 9, 61, 2, 33]
@@ -70,13 +70,13 @@ class Guesser:
 async def test_trees_change_no_answer(settings: dict[str, Any]) -> None:
     answers, steps = [], []
     for drafter in (None, Guesser()):
-        client = await InProcessClient.start(partial(toy_engine, drafter=drafter))
+        client = await InProcessClient.start(partial(slow_engine, partial(toy_engine, drafter=drafter), brake := HandBrake()))
 
         async def ask(index: int, client: InProcessClient = client) -> list[int]:
             request = toy_request(f"{index}", PROMPT[index:], 24, **settings)
             return [token async for delta in client.generate(request) for part in delta.sequences for token in part.token_ids]
 
-        answers.append(await asyncio.gather(*(ask(index) for index in range(3))))
+        answers.append(await side_by_side(client, brake, *(ask(index) for index in range(3))))
         stats = await client.stats()
         steps.append(stats.steps)
         await client.close()

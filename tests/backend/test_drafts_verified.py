@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import StepResult
 from pagoda.serving.engine.spec.drafter import Draft, DraftState, PromptLookup
 from plans import Hand, Sequence
+from slow_steps import HandBrake, side_by_side, slow_engine
 from toy import ToyModel, dense_greedy, dense_logits, toy_engine, toy_request, toy_runner
 
 PROMPT = [5, 17, 80, 3, 44, 9, 61, 2, 33]
@@ -178,15 +178,15 @@ async def test_samples_have_the_models_distribution() -> None:
 
 
 async def test_a_drafting_scheduler_changes_no_answer_and_takes_fewer_steps() -> None:
-    client = await InProcessClient.start(speculating_engine)
+    client = await InProcessClient.start(partial(slow_engine, speculating_engine, brake := HandBrake()))
     prompts = [PROMPT, PROMPT[3:] * 3, [7] * 12]
 
     async def ask(index: int, **settings: Any) -> list[int]:
         request = toy_request(f"{index}{settings}", prompts[index], 40, **settings)
         return [token async for delta in client.generate(request) for sequence in delta.sequences for token in sequence.token_ids]
 
-    answers = await asyncio.gather(*(ask(index) for index in range(3)))
-    assert list(answers) == [dense_greedy(ToyModel(), prompt, 40) for prompt in prompts]
+    answers = await side_by_side(client, brake, *(ask(index) for index in range(3)))
+    assert answers == [dense_greedy(ToyModel(), prompt, 40) for prompt in prompts]
     steps = (await client.stats()).steps
     assert steps < 40
     warm = {"temperature": 0.7, "seed": 5}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from pagoda.serving.engine.inprocess_client import InProcessClient
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.spec.drafter import Draft, DraftState
 from plans import Hand
+from slow_steps import HandBrake, side_by_side, slow_engine
 from tiny import tiny_config
 from toy import ToyModel, dense_greedy, dense_states, toy_engine, toy_request, toy_runner
 
@@ -94,13 +94,14 @@ class Reader:
 async def test_a_drafter_reads_the_states_of_what_was_computed(num_pages: int, world: int) -> None:
     """In chunks, side by side, with drafts kept and rejected; with few pages also after preemption."""
     reader = Reader()
-    client = await InProcessClient.start(partial(toy_engine, drafter=reader, budget=6, num_pages=num_pages, world=world))
+    starter = partial(toy_engine, drafter=reader, budget=6, num_pages=num_pages, world=world)
+    client = await InProcessClient.start(partial(slow_engine, starter, brake := HandBrake()))
 
     async def ask(name: str, turn: int) -> list[int]:
         request = toy_request(name, PROMPT[turn:] + PROMPT[:turn], 24)
         return [token async for delta in client.generate(request) for sequence in delta.sequences for token in sequence.token_ids]
 
-    answers = await asyncio.gather(*(ask(f"r{turn}", turn) for turn in range(3)))
+    answers = await side_by_side(client, brake, *(ask(f"r{turn}", turn) for turn in range(3)))
     stats = await client.stats()
     await client.close()
     assert list(answers) == [dense_greedy(ToyModel(), PROMPT[turn:] + PROMPT[:turn], 24) for turn in range(3)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import grpc
 import pytest
 from api_processes import of_each, processes
 from pagoda.serving.api.grpc import pagoda_pb2 as pb
 from pagoda.serving.api.grpc.pagoda_pb2_grpc import InferenceStub
+from patience import LIMIT_S, until
 from tiny_servers import tiny_server
 
 pytestmark = pytest.mark.heavy
@@ -46,16 +46,10 @@ class Running:
             self.reason = client.post("/v1/completions", json=body).json()["choices"][0]["finish_reason"]
 
     def end(self):
-        self._thread.join(30)
+        self._thread.join(LIMIT_S)
         self._stop = True
-        self._thread.join(30)
+        self._thread.join(LIMIT_S)
         return self.reason
-
-
-def until(ended, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not ended():
-        assert time.monotonic() < end, "waited in vain"
 
 
 @pytest.mark.parametrize("maker", [0, 1])

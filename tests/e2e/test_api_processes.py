@@ -15,6 +15,7 @@ import pytest
 from api_processes import connections, fronts, processes
 from lora_folders import make_adapter
 from pagoda.serving.api.fronts import SHORT_LIFE
+from patience import LIMIT_S, until
 from toy_process import SERVE, SMALL_POOL, ServerProcess
 
 pytestmark = pytest.mark.heavy
@@ -29,13 +30,6 @@ def started(*words):
 def metric(where, name):
     text = httpx.get(f"{where}/metrics").text
     return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
-
-
-def until(condition, seconds=10.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
 
 
 def running(where):
@@ -135,8 +129,8 @@ def test_a_killed_process_is_noticed_and_its_requests_end_in_the_engine(several,
     thread.start()
     until(lambda: running(several.where) == 1)
     os.kill(victim, signal.SIGKILL)
-    until(lambda: running(several.where) == 0, 5)
-    thread.join(10)
+    until(lambda: running(several.where) == 0)
+    thread.join(LIMIT_S)
     assert failed
     assert httpx.get(f"{several.where}/load").json()["server_load"] == 0
     until(lambda: any("aborted in the engine" in line for line in several.errors))
@@ -181,7 +175,7 @@ def test_sigterm_drains_all_of_them(several, made):
     pids = [front.pid for front in fronts(several)]
     several.signal(signal.SIGTERM)
     for thread in threads:
-        thread.join(60)
+        thread.join(LIMIT_S)
     assert answers == ["length"] * len(chosen)
-    assert several.wait(30) == 0
+    assert several.wait() == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -18,7 +18,7 @@ from toy_process import ServerProcess
 COMMAND = [sys.executable, "-m", "pagoda.serving.cli.main"]
 
 
-def run(*words: str, text: str = "", seconds: float = 120) -> subprocess.CompletedProcess[str]:
+def run(*words: str, text: str = "", seconds: float = 250) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *words], input=text, capture_output=True, text=True, timeout=seconds, check=False)
 
 
@@ -51,7 +51,7 @@ def test_an_interrupt_ends_generate_at_once() -> None:
         try:
             first = process.stdout.read(4)
             process.send_signal(signal.SIGINT)
-            rest, errors = process.communicate(timeout=120)
+            rest, errors = process.communicate(timeout=250)
         finally:
             process.kill()
     assert process.returncode == 130 and len(first + rest) < 3000 and "Traceback" not in errors

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S
 from toy_process import ServerProcess
 
 COMMAND = [sys.executable, "-m", "pagoda.serving.cli.main", "chat"]
@@ -22,9 +23,15 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x01\x02\r]")
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with ServerProcess.toy(delay=0.005) as server:
-        yield server.where
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess.toy(held=50) as server:
+        server.go_on()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def url(server: ServerProcess) -> str:
+    return server.where
 
 
 class Terminal:
@@ -43,9 +50,9 @@ class Terminal:
         self._raw = b""
         self._taken = 0
 
-    def wait_for(self, pattern: str, seconds: float = 30) -> str:
+    def wait_for(self, pattern: str) -> str:
         """What is shown up to the pattern, without control codes; the next call begins after it."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + LIMIT_S
         while True:
             # from the beginning each time: a read may end inside a character or a control code
             shown = CONTROL.sub("", self._raw.decode(errors="ignore"))[self._taken :]
@@ -58,10 +65,11 @@ class Terminal:
     def type(self, line: str) -> None:
         os.write(self._end, line.encode())
 
-    def quit(self) -> int:
+    def quit(self, words: str = "/quit\n") -> int:
         """What is typed while a prompt is being set up is dropped, as terminals do: so again until it is heard."""
-        for _ in range(20):
-            self.type("/quit\n")
+        for _ in range(int(LIMIT_S)):
+            with contextlib.suppress(OSError):  # it has just ended
+                self.type(words)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self.process.wait(1)
         raise AssertionError("the chat did not end")
@@ -84,7 +92,7 @@ def terminal(url: str) -> Iterator[Terminal]:
 
 
 def pipe(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *words], input=text, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*COMMAND, *words], input=text, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 def test_a_pipe_is_one_message_and_a_plain_answer(url: str) -> None:
@@ -114,15 +122,16 @@ def test_a_conversation_on_a_terminal(terminal: Terminal, tmp_path: Path) -> Non
     assert "**user**\n\n**hello**" in (tmp_path / "talk.md").read_text()
     terminal.type("/clear\n/what\n")
     terminal.wait_for("no command /what")
-    terminal.type("\x04")
-    assert terminal.process.wait(10) == 0
+    assert terminal.quit("\x04") == 0
 
 
-def test_an_interrupt_stops_the_answer_and_keeps_the_conversation(terminal: Terminal) -> None:
+def test_an_interrupt_stops_the_answer_and_keeps_the_conversation(terminal: Terminal, server: ServerProcess) -> None:
+    server.hold()
     terminal.type("x" * 380 + "\n")
     terminal.wait_for("user:")
     os.killpg(terminal.process.pid, signal.SIGINT)
-    assert int(re.findall(r"(\d+) tokens", terminal.wait_for(r"\d+ tokens.*stopped"))[-1]) < 380
+    assert int(re.findall(r"(\d+) tokens", terminal.wait_for(r"\d+ tokens.*stopped"))[-1]) <= 50
+    server.go_on()
     terminal.wait_for("› ")
     assert terminal.quit() == 0
 

@@ -24,6 +24,8 @@ from pagoda.serving.engine.messages import EngineRequest, FinishReason
 from pagoda.serving.engine.runner import Runner
 from pagoda.serving.engine.wire_client import WireClient
 from pagoda.serving.engine.zmq_client import ZmqClient
+from patience import until
+from slow_steps import FileBrake, slow_engine
 from toy import ToyModel, dense_greedy, toy_engine, toy_request, toy_runner
 
 PROMPT = [5, 17, 80, 3, 44, 9]
@@ -34,23 +36,28 @@ async def ask(client: ZmqClient, request: EngineRequest) -> list[int]:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[ZmqClient]:
-    made = await ZmqClient.start(toy_engine)
+def brake(tmp_path: Path) -> FileBrake:
+    """The client's engine is slow while it is on."""
+    return FileBrake(tmp_path / "brake")
+
+
+@pytest.fixture
+async def client(brake: FileBrake) -> AsyncIterator[ZmqClient]:
+    made = await ZmqClient.start(partial(slow_engine, toy_engine, brake))
     yield made
     await made.close()
 
 
-def gone(pid: int) -> bool:
-    """Within five seconds; a zombie that waits for its parent counts as gone."""
-    for _ in range(500):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.01)
-    return False
+def gone(*pids: int) -> None:
+    """Waits for their end; a zombie that waits for its parent counts as gone."""
+    until(lambda: not any(map(lives, pids)), f"for the end of {pids}")
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def children(pid: int) -> list[int]:
@@ -66,11 +73,12 @@ async def test_tokens_stats_and_orderly_end(client: ZmqClient) -> None:
     assert client.facts.vocab_size == 97 and client.facts.tokens_per_page == 4
     pid = client.pid
     await client.close()
-    assert gone(pid) and client._child.process.returncode == 0
+    gone(pid)
+    assert client._child.process.returncode == 0
     await client.close()
 
 
-async def test_another_client_joins_and_what_it_left_behind_ends(client: ZmqClient) -> None:
+async def test_another_client_joins_and_what_it_left_behind_ends(client: ZmqClient, brake: FileBrake) -> None:
     client.admit("-1")
     other = WireClient(client.folder, "-1")
     other.connect(client.facts)
@@ -81,11 +89,13 @@ async def test_another_client_joins_and_what_it_left_behind_ends(client: ZmqClie
     assert answers == [dense_greedy(ToyModel(), prompt, 20) for prompt in prompts for _ in range(2)]
     with pytest.raises(RequestError, match="no control call"):
         await other.call("unknown")
+    brake.put_on()
     lost = [asyncio.ensure_future(ask(other, toy_request(f"lost{i}", PROMPT, 100_000, ignore_eos=True))) for i in range(2)]
     kept = asyncio.ensure_future(ask(client, toy_request("kept", PROMPT, 40)))
     while (await client.stats()).running < 2:
         await asyncio.sleep(0.01)
     client.dismiss("-1")
+    brake.release()
     assert await kept == dense_greedy(ToyModel(), PROMPT, 40)
     while (await client.stats()).running:
         await asyncio.sleep(0.01)
@@ -128,7 +138,8 @@ async def test_a_request_that_cannot_be_read_is_refused_and_the_engine_hears_the
     assert await ask(client, toy_request("next", PROMPT)) == dense_greedy(ToyModel(), PROMPT, 8)
 
 
-async def test_aborts_free_the_pages(client: ZmqClient) -> None:
+async def test_aborts_free_the_pages(client: ZmqClient, brake: FileBrake) -> None:
+    brake.put_on()
     left = client.generate(toy_request("left", PROMPT, 200))
     await anext(left)
     await left.aclose()  # type: ignore[attr-defined]
@@ -140,18 +151,17 @@ async def test_aborts_free_the_pages(client: ZmqClient) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_killed_engine_is_told_to_every_request(client: ZmqClient) -> None:
+async def test_a_killed_engine_is_told_to_every_request(client: ZmqClient, brake: FileBrake) -> None:
+    brake.put_on()
     streams = [client.generate(toy_request(str(i), PROMPT, 240)) for i in range(3)]
     for stream in streams:
         await anext(stream)
     call = asyncio.create_task(client.call("stats"))
     os.kill(client.pid, signal.SIGKILL)
-    began = time.monotonic()
     for stream in streams:
         with pytest.raises(EngineDeadError, match="killed by signal 9"):
             while True:
                 await anext(stream)
-    assert time.monotonic() - began < 5
     await asyncio.wait([call])
     with pytest.raises(EngineDeadError, match="killed by signal 9"):
         await client.health()
@@ -163,7 +173,8 @@ async def test_a_failing_loop_says_why_and_exits_non_zero() -> None:
     client = await ZmqClient.start(_failing_engine)
     with pytest.raises(EngineDeadError, match="the lights went out"):
         await ask(client, toy_request("a", PROMPT, 100))
-    assert gone(client.pid) and client._child.process.wait() == 1
+    gone(client.pid)
+    assert client._child.process.wait() == 1
     with pytest.raises(EngineDeadError, match="the lights went out"):
         await client.health()
     await client.close()
@@ -186,24 +197,25 @@ async def test_a_starter_that_the_engines_process_cannot_import_is_told(monkeypa
     exec("def start(sink): ...", here_only.__dict__)
     monkeypatch.setitem(sys.modules, "here_only", here_only)
     with pytest.raises(EngineDeadError, match="exited with code 1"):
-        await asyncio.wait_for(ZmqClient.start(here_only.start), 60)
+        await ZmqClient.start(here_only.start)
 
 
 @pytest.mark.heavy
-async def test_ranks_in_processes_and_a_killed_one() -> None:
-    client = await ZmqClient.start(partial(toy_engine, world=2))
+async def test_ranks_in_processes_and_a_killed_one(brake: FileBrake) -> None:
+    client = await ZmqClient.start(partial(slow_engine, partial(toy_engine, world=2), brake))
     assert await ask(client, toy_request("a", PROMPT, 20)) == dense_greedy(ToyModel(), PROMPT, 20)
     memory = await client.call("memory")
     assert len(memory) == 2 and memory[0] == memory[1]
     ranks = children(client.pid)
     assert len(ranks) == 2
+    brake.put_on()
     stream = client.generate(toy_request("long", PROMPT, 240))
     await anext(stream)
     os.kill(ranks[1], signal.SIGKILL)
     with pytest.raises(EngineDeadError, match=r"rank 1 of 2 .*killed by signal 9"):
         while True:
             await anext(stream)
-    assert all(gone(pid) for pid in [client.pid, *ranks])
+    gone(client.pid, *ranks)
     await client.close()
 
 
@@ -212,11 +224,11 @@ async def test_a_rank_killed_while_idle_ends_the_engine() -> None:
     client = await ZmqClient.start(partial(toy_engine, world=1))
     (rank,) = children(client.pid)
     os.kill(rank, signal.SIGKILL)
-    assert gone(client.pid)
-    for _ in range(100):
-        await asyncio.sleep(0.01)
+    gone(client.pid)
     with pytest.raises(EngineDeadError, match="rank 0 of 1"):
-        await client.health()
+        while True:  # until it has heard of it
+            await client.health()
+            await asyncio.sleep(0.01)
     await client.close()
 
 
@@ -226,7 +238,7 @@ def test_a_failing_rank_is_raised_at_start_and_leaves_no_orphan() -> None:
     with pytest.raises(CapacityError, match="rank 1 has no room") as caught:
         executor.start()
     assert (caught.value.asked, caught.value.available) == (9, 4)
-    assert all(gone(pid) for pid in executor.pids)
+    gone(*executor.pids)
 
 
 @pytest.mark.heavy
@@ -253,7 +265,7 @@ asyncio.run(main())
         parent.kill()
         parent.wait()
         parent.stdout.close()
-    assert all(gone(pid) for pid in family)
+    gone(*family)
 
 
 # What children run; found there by name.

@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import grpc
@@ -16,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagoda.serving.api.grpc import pagoda_pb2 as pb
 from pagoda.serving.api.grpc.pagoda_pb2_grpc import InferenceStub
+from patience import LIMIT_S, until
 from toy_process import ServerProcess
 
 
@@ -36,34 +35,32 @@ def test_tls_and_client_certificates(certificate):
     key, cert = certificate
     with ServerProcess.toy(grpc_port=0, ssl_keyfile=key, ssl_certfile=cert, ssl_ca_certs=cert, ssl_cert_reqs=2) as server:
         with secure(server.grpc, cert, key, cert) as channel:
-            assert InferenceStub(channel).Generate(pb.GenerateRequest(text="ab"), timeout=20).sequences[0].text == "ab"
+            assert InferenceStub(channel).Generate(pb.GenerateRequest(text="ab"), timeout=LIMIT_S).sequences[0].text == "ab"
         for without in (secure(server.grpc, cert), grpc.insecure_channel(server.grpc)):
             with without, pytest.raises(grpc.RpcError) as raised:
-                InferenceStub(without).Generate(pb.GenerateRequest(text="ab"), timeout=20)
+                InferenceStub(without).Generate(pb.GenerateRequest(text="ab"), timeout=LIMIT_S)
             assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_drain_lets_calls_finish_and_tells_probes():
-    with ServerProcess.toy(delay=0.03, grpc_port=0) as server, grpc.insecure_channel(server.grpc) as channel:
+    with ServerProcess.toy(held=9, grpc_port=0, shutdown_timeout=LIMIT_S) as server, grpc.insecure_channel(server.grpc) as channel:
         stub, health = InferenceStub(channel), health_pb2_grpc.HealthStub(channel)
         request = pb.GenerateRequest(text="abc", sampling=pb.SamplingParams(max_tokens=60, ignore_eos=True))
         running = stub.GenerateStream(request)
         chunks = [next(running)]
         server.signal(signal.SIGTERM)
-        end = time.monotonic() + 10
-        while health.Check(health_pb2.HealthCheckRequest()).status != health_pb2.HealthCheckResponse.NOT_SERVING:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        until(lambda: health.Check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.NOT_SERVING)
         with pytest.raises(grpc.RpcError) as raised:
             stub.Generate(pb.GenerateRequest(text="a"))
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        server.go_on()
         chunks += running
         assert chunks[-1].usage.completion_tokens == 60
         assert server.wait() == 0
 
 
 def test_calls_that_outlast_the_drain_are_aborted():
-    with ServerProcess.toy(delay=0.05, grpc_port=0, shutdown_timeout=0.3) as server, grpc.insecure_channel(server.grpc) as channel:
+    with ServerProcess.toy(held=9, grpc_port=0, shutdown_timeout=0.3) as server, grpc.insecure_channel(server.grpc) as channel:
         request = pb.GenerateRequest(text="abc", sampling=pb.SamplingParams(max_tokens=4000, ignore_eos=True))
         running = InferenceStub(channel).GenerateStream(request)
         next(running)
@@ -110,10 +107,7 @@ def test_deadlines_and_cancelled_calls_reach_the_real_engine(server):
         return httpx.get(f"{server.where}/stats").json()
 
     def idle():
-        end = time.monotonic() + 10
-        while stats()["running"] or stats()["waiting"]:
-            assert time.monotonic() < end, "the request still runs"
-            time.sleep(0.05)
+        until(lambda: not stats()["running"] and not stats()["waiting"], "for the request's end")
 
     with grpc.insecure_channel(server.grpc) as channel:
         stub = InferenceStub(channel)
@@ -128,6 +122,6 @@ def test_deadlines_and_cancelled_calls_reach_the_real_engine(server):
         idle()
         running = stub.GenerateStream(request)
         next(running)
-        threading.Timer(0.2, lambda: stub.Abort(pb.AbortRequest(request_ids=["counting"]))).start()
+        stub.Abort(pb.AbortRequest(request_ids=["counting"]))
         assert list(running)[-1].sequences[0].finish_reason == "abort"
         idle()

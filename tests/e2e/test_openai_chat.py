@@ -1,13 +1,13 @@
 """The official client's chat calls against the default model."""
 
 import json
-import time
 from importlib.util import find_spec
 
 import httpx
 import jsonschema
 import openai
 import pytest
+from patience import until
 
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one short sentence."}]
 
@@ -72,12 +72,12 @@ def test_leaving_a_stream_frees_the_engine(client, model, server):
     stream = client.chat.completions.create(model=model, messages=QUESTION, stream=True, max_tokens=1000, extra_body={"ignore_eos": True})
     next(iter(stream))
     stream.close()
-    for _ in range(100):
+
+    def idle():
         stats = httpx.get(f"{server.where}/stats").json()
-        if stats["running"] == stats["pages_used"] == 0:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"still busy: {stats}")
+        return stats["running"] == stats["pages_used"] == 0
+
+    until(idle)
 
 
 def test_errors_are_those_of_the_client(client, model):

@@ -7,6 +7,7 @@ import time
 import chromium
 import httpx
 import pytest
+from patience import LIMIT_S
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -22,8 +23,8 @@ def browser(require):
     driver.quit()
 
 
-def until(condition, what, seconds=20):
-    end = time.monotonic() + seconds
+def until(condition, what):
+    end = time.monotonic() + LIMIT_S
     while not (value := condition()):
         assert time.monotonic() < end, f"waited in vain for {what}"
         time.sleep(0.05)
@@ -71,16 +72,17 @@ def errors_of(browser):
 
 @pytest.mark.heavy
 def test_a_conversation(browser):
-    with ServerProcess.toy(delay=0.02) as server:
+    with ServerProcess.toy(delay=0.1) as server:
         browser.get(server.where + "/")
         until(lambda: browser.find_element(By.ID, "state").text == "ready", "the server's state")
-        say(browser, "some **bold** text, a list of words, and a good deal more of it to stream slowly")
+        say(browser, "some **bold** text, a list of words, and a good deal more of it to stream slowly" + 900 * ".")
         early = until(lambda: answer(browser), "the first words")
         until(lambda: len(answer(browser)) > len(early) > 0, "more words")
         assert working(browser)
         assert browser.find_element(By.ID, "stop").is_displayed()
         until(lambda: number(browser, "out") > 1, "tokens a second")
         assert number(browser, "run") == 1
+        server.go_on()
         until(lambda: not working(browser), "the end")
         assert answer(browser).startswith("user:some bold text")
         assert browser.find_element(By.CSS_SELECTOR, ".assistant strong").text == "bold"
@@ -96,7 +98,7 @@ def test_a_conversation(browser):
 
 @pytest.mark.heavy
 def test_stop_ends_the_request_in_the_engine(browser):
-    with ServerProcess.toy(delay=0.1) as server:
+    with ServerProcess.toy(held=30) as server:
         browser.get(server.where + "/")
         for stop in (
             lambda: browser.find_element(By.ID, "stop").click(),
@@ -143,7 +145,7 @@ def test_the_default_model_answers_on_the_page(browser, server):
     until(lambda: "smollm2" in browser.find_element(By.ID, "model").text, "the model's name")
     fill(browser, temperature=0)
     say(browser, "What is the capital of France? Answer in one short sentence.")
-    until(lambda: answer(browser) and not working(browser), "an answer", 60)
+    until(lambda: answer(browser) and not working(browser), "an answer")
     assert "Paris" in answer(browser)
     until(lambda: number(browser, "run") == 0, "an idle server")
     assert errors_of(browser) == []
@@ -202,7 +204,7 @@ def test_images_are_chosen_pasted_dropped_and_sent(browser, seeing, tmp_path):
     limit.clear()
     limit.send_keys("8")
     say(browser, "t40")
-    until(lambda: answer(browser) and not working(browser), "an answer", 60)
+    until(lambda: answer(browser) and not working(browser), "an answer")
     parts = json.loads(browser.execute_script("return sent[0]"))["messages"][-1]["content"]
     assert [part["type"] for part in parts] == ["image_url", "text"] and parts[0]["image_url"]["url"].endswith(bytes_)
     assert browser.find_element(By.CSS_SELECTOR, ".message.user img").get_attribute("alt") == "red square.png"
@@ -241,7 +243,7 @@ def test_a_tool_call_of_a_real_stream_is_shown_and_answered(browser, server):
     browser.execute_script("document.getElementById('example').click()")
     fill(browser, temperature=0, choice="once", limit=120)
     say(browser, "How is the weather in Rome?")
-    form = until(lambda: browser.find_elements(By.CSS_SELECTOR, ".results"), "a call", 60)[0]
+    form = until(lambda: browser.find_elements(By.CSS_SELECTOR, ".results"), "a call")[0]
     assert (sent(browser)["tool_choice"], sent(browser)["tools"][0]["function"]["name"]) == ("required", "weather")
     assert sent(browser)["parallel_tool_calls"] is False
     assert form.find_element(By.CSS_SELECTOR, "h3 code").text == "weather"
@@ -252,7 +254,7 @@ def test_a_tool_call_of_a_real_stream_is_shown_and_answered(browser, server):
     assert box.accessible_name == "Result of weather" and browser.switch_to.active_element == box
     fill(browser, choice="none")
     box.send_keys("21 degrees, clear", Keys.TAB, Keys.ENTER)
-    until(lambda: answer(browser) and not working(browser), "an answer", 60)
+    until(lambda: answer(browser) and not working(browser), "an answer")
     asked, call, result = sent(browser)["messages"]
     assert asked["role"] == "user" and json.loads(call["tool_calls"][0]["function"]["arguments"]) == arguments
     assert result == {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "21 degrees, clear"}

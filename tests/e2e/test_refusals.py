@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from pagoda.serving.api.refusal import KEPT_BYTES
+from patience import LIMIT_S, until
 from toy_process import ServerProcess
 
 SMALL = json.dumps({"prompt": "ab", "max_tokens": 1}).encode()
@@ -22,7 +22,7 @@ SMALL = json.dumps({"prompt": "ab", "max_tokens": 1}).encode()
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess.toy(1.5, max_num_queued_reqs=1) as server:
+    with ServerProcess.toy(held=0, max_num_queued_reqs=1) as server:
         yield server
 
 
@@ -30,15 +30,14 @@ def server() -> Iterator[ServerProcess]:
 def full_queue(server: ServerProcess) -> Iterator[None]:
     """While one request waits for its first token."""
     where = f"{server.where}/v1/completions"
-    thread = threading.Thread(target=lambda: httpx.post(where, content=SMALL, headers=JSON, timeout=60), daemon=True)
+    thread = threading.Thread(target=lambda: httpx.post(where, content=SMALL, headers=JSON, timeout=LIMIT_S), daemon=True)
+    server.hold()
     thread.start()
-    end = time.monotonic() + 10
-    while not httpx.get(f"{server.where}/load").json()["server_load"]:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: httpx.get(f"{server.where}/load").json()["server_load"])
     try:
         yield
     finally:
+        server.go_on()
         thread.join()
 
 
@@ -47,7 +46,7 @@ JSON = {"Content-Type": "application/json"}
 
 def connection(server: ServerProcess) -> HTTPConnection:
     at = urlsplit(server.where)
-    return HTTPConnection(str(at.hostname), at.port, timeout=20)
+    return HTTPConnection(str(at.hostname), at.port, timeout=LIMIT_S)
 
 
 def head(server: ServerProcess, path: str, **headers: Any) -> HTTPResponse:
@@ -59,7 +58,7 @@ def head(server: ServerProcess, path: str, **headers: Any) -> HTTPResponse:
         *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items()),
     ]
     at = urlsplit(server.where)
-    with socket.create_connection((at.hostname, at.port), timeout=20) as sock:
+    with socket.create_connection((at.hostname, at.port), timeout=LIMIT_S) as sock:
         sock.sendall("\r\n".join([*lines, "", ""]).encode())
         answer = HTTPResponse(sock)
         answer.begin()

@@ -40,7 +40,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def run(environment: dict[str, str], program: str) -> subprocess.CompletedProcess[str]:
     opened = f"import torch\nfrom pagoda.hal.discovery import find\ndevice = find('fake-graph').open(0)\n{program}"
-    return subprocess.run([sys.executable, "-c", opened], env=environment, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run([sys.executable, "-c", opened], env=environment, capture_output=True, text=True, check=False, timeout=250)
 
 
 def shown(environment: dict[str, str], program: str) -> str:
@@ -95,11 +95,14 @@ STREAMS = """
 big, first, second = torch.ones(400, 400, device="fake:0"), device.stream(), device.stream()
 out, copy = torch.empty_like(big), torch.zeros_like(big)
 device.synchronize()
-with first:
-    for _ in range(40):
-        torch.mm(big, big, out=out)
-    event = first.record()
-print(event.done())
+for turns in (40, 200, 1000):  # a host that stood still before it looked looks again, with more to do
+    with first:
+        for _ in range(turns):
+            torch.mm(big, big, out=out)
+        event = first.record()
+    if goes_on := not event.done():
+        break
+print(goes_on)
 second.wait(event)
 with second:
     copy.copy_(out)
@@ -110,7 +113,7 @@ assert event.done() and copy.min().item() == 400
 
 
 def test_work_goes_on_while_the_host_does(environment: dict[str, str]) -> None:
-    assert shown(environment, STREAMS).strip() == "False"
+    assert shown(environment, STREAMS).strip() == "True"
 
 
 GRAPHS = """

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import psutil
+from patience import until
 
 BURST = 16
 
 
 def fronts(server):
     """The API processes but the first."""
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    return [child for child in children if "serving.api.front:serve" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process(server.process.pid).children(recursive=True) if _is_front(child)]
+
+
+def _is_front(child):
+    with contextlib.suppress(psutil.NoSuchProcess):  # nor is one that has just ended
+        return "serving.api.front:serve" in " ".join(child.cmdline())
+    return False
 
 
 def processes(server):
@@ -22,12 +29,16 @@ def processes(server):
 
 
 def holds(pid, peer):
-    return any(one.raddr and one.raddr.port == peer for one in psutil.Process(pid).net_connections("tcp"))
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(one.raddr and one.raddr.port == peer for one in psutil.Process(pid).net_connections("tcp"))
+    return False
 
 
 def holder(server, port):
-    """The process that has accepted the connection from this port."""
-    return next(pid for pid in processes(server) if holds(pid, port))
+    """The process that has accepted the connection from this port, or will in a moment."""
+    found = []
+    until(lambda: found.extend(pid for pid in processes(server) if holds(pid, port)) or found)
+    return found[0]
 
 
 def connected(server):

@@ -19,9 +19,9 @@ class Scripted(ToyEngine):
     """Answers with `script`, `burst` bytes a step; `reason` ends it."""
 
     def __init__(
-        self, script: str | Sequence[int], burst: int = 1, reason: FinishReason = FinishReason.STOP, *, delay: float = 0.0
+        self, script: str | Sequence[int], burst: int = 1, reason: FinishReason = FinishReason.STOP, *, held: int | None = None
     ) -> None:
-        super().__init__(delay, burst)
+        super().__init__(0.0, burst, held)
         self._tokens = list(script.encode() if isinstance(script, str) else script)
         self._reason = reason
 

@@ -114,14 +114,16 @@ class ToyEngine:
 
     Attributes:
         delay: seconds a step.
-        live: ids of requests that run; aborted: ids that were ended early; requests: all that came.
+        live: ids of requests that run, most_live: how many ran at a time; aborted: ids that were ended early; requests: all that came.
         burst: tokens a step.
+        held: after so many steps each request stands still until this is set to None, in whatever thread, or it is ended.
     """
 
-    def __init__(self, delay: float = 0.0, burst: int = 1) -> None:
+    def __init__(self, delay: float = 0.0, burst: int = 1, held: int | None = None) -> None:
         self.facts = EngineFacts(MAX_LEN, num_pages=1024, tokens_per_page=16, vocab_size=VOCAB, device="toy", kernels={"gemm": "toy"})
-        self.delay, self.burst = delay, burst
+        self.delay, self.burst, self.held = delay, burst, held
         self.live: dict[str, asyncio.Event] = {}
+        self.most_live = 0
         self.aborted: list[str] = []
         self.requests: list[EngineRequest] = []
         self.dead: str | None = None
@@ -131,11 +133,12 @@ class ToyEngine:
         self._check_alive()
         self.requests.append(request)
         stop = self.live[request.request_id] = asyncio.Event()
+        self.most_live = max(self.most_live, len(self.live))
         finished = False
         try:
             steps = self._steps(request)
             for step, sequences in enumerate(steps):
-                await asyncio.sleep(self.delay)
+                await self._until_due(step, stop)
                 self._check_alive()
                 if stop.is_set():
                     finished = True
@@ -155,6 +158,11 @@ class ToyEngine:
             self.live.pop(request.request_id, None)
             if not finished:
                 self.aborted.append(request.request_id)
+
+    async def _until_due(self, step: int, stop: asyncio.Event) -> None:
+        await asyncio.sleep(self.delay)
+        while self.held is not None and step >= self.held and self.dead is None and not stop.is_set():
+            await asyncio.sleep(0.002)
 
     def _steps(self, request: EngineRequest) -> list[tuple[SequenceDelta, ...]]:
         answers = [_answer(request, sequence) for sequence in range(request.params.n)]
@@ -178,6 +186,15 @@ class ToyEngine:
         for request_id in request_ids:
             if request_id in self.live and sequence is None:  # one sequence of several goes on, unread
                 self.live[request_id].set()
+
+    def hurry(self) -> None:
+        """Nothing is held any longer, nor delayed."""
+        self.held, self.delay = None, 0.0
+
+    @property
+    def generated(self) -> int:
+        """Tokens of all requests so far."""
+        return self._stats.generation_tokens
 
     async def stats(self) -> EngineStats:
         self._check_alive()

@@ -1,4 +1,6 @@
-"""Server processes for tests. As a program, one over the toy engine: `toy_process.py FLAGS_AS_JSON SECONDS_A_STEP`; SIGUSR1 kills it."""
+"""Server processes for tests. As a program, one over the toy engine: `toy_process.py FLAGS_AS_JSON SECONDS_A_STEP [STEPS]`; SIGUSR1 kills
+it, and each request stands still after so many steps: from the start or SIGHUP on, until SIGUSR2,
+after which steps take no time."""
 
 from __future__ import annotations
 
@@ -12,6 +14,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from patience import LIMIT_S
+
 SERVE = [sys.executable, "-m", "pagoda.serving.cli.main", "serve"]
 SMALL_POOL = ["--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--max-model-len", "2048", "--kv-cache-memory-bytes", "256M"]
 READY = re.compile(r"Pagoda is ready .*? at (?P<where>.*?)(?: and gRPC at (?P<grpc>\S+))?$")
@@ -20,7 +24,7 @@ READY = re.compile(r"Pagoda is ready .*? at (?P<where>.*?)(?: and gRPC at (?P<gr
 class ServerProcess:
     """A started server, for tests: its address, what it printed, and its end."""
 
-    def __init__(self, command: list[str], patience: float = 60.0) -> None:
+    def __init__(self, command: list[str], patience: float = 2 * LIMIT_S) -> None:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
         self.errors: list[str] = []
         self.lines: list[str] = []
@@ -38,8 +42,17 @@ class ServerProcess:
             watchdog.cancel()
 
     @classmethod
-    def toy(cls, delay: float = 0.0, **flags: Any) -> ServerProcess:
-        return cls([sys.executable, __file__, json.dumps({"host": "127.0.0.1", "port": 0, **flags}), str(delay)])
+    def toy(cls, delay: float = 0.0, held: int | None = None, **flags: Any) -> ServerProcess:
+        steps = [] if held is None else [str(held)]
+        return cls([sys.executable, __file__, json.dumps({"host": "127.0.0.1", "port": 0, **flags}), str(delay), *steps])
+
+    def go_on(self) -> None:
+        """Requests of a toy engine stand still no longer, and their steps take no time."""
+        self.signal(signal.SIGUSR2)
+
+    def hold(self) -> None:
+        """They do again."""
+        self.signal(signal.SIGHUP)
 
     def _read_errors(self) -> None:
         assert self.process.stderr
@@ -59,9 +72,9 @@ class ServerProcess:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait(self, timeout: float = 30.0) -> int:
+    def wait(self, timeout: float = LIMIT_S) -> int:
         code = self.process.wait(timeout)
-        self._reader.join(5)
+        self._reader.join(LIMIT_S)
         return code
 
     def __enter__(self) -> ServerProcess:
@@ -90,8 +103,12 @@ def main() -> int:
 
     config = ServerConfig(**json.loads(sys.argv[1]))
     set_up_logging(config)
-    engine = ToyEngine(float(sys.argv[2]))
+    held = int(sys.argv[3]) if sys.argv[3:] else None
+    engine = ToyEngine(float(sys.argv[2]), held=held)
     signal.signal(signal.SIGUSR1, lambda *_: setattr(engine, "dead", "the engine was killed by a test"))
+
+    signal.signal(signal.SIGUSR2, lambda *_: engine.hurry())
+    signal.signal(signal.SIGHUP, lambda *_: setattr(engine, "held", held))
 
     async def serve() -> int:
         service = Service(engine, toy_text(), ModelCard(config.served_model_name or ("toy",), "toy"), config)

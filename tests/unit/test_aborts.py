@@ -33,7 +33,7 @@ async def abort(toy: Toy, path: str, names: list[str] | None, **fields: Any) -> 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_every_name_of_a_request_ends_it(path: str) -> None:
-    async with toy_server(ToyEngine(delay=0.02)) as toy:
+    async with toy_server(ToyEngine(held=9)) as toy:
         for name in ("mine", "cmpl-mine", ""):
             running, other = await begun(toy, "mine"), await begun(toy, "mine-2")
             name = name or next(one for one in toy.engine.live if "mine-2" not in one)
@@ -45,7 +45,7 @@ async def test_every_name_of_a_request_ends_it(path: str) -> None:
 
 
 async def test_replies_ids_of_other_protocols_and_all_prompts_of_one() -> None:
-    async with toy_server(ToyEngine(delay=0.02)) as toy:
+    async with toy_server(ToyEngine(held=9)) as toy:
         several = await begun(toy, "many", body={"prompt": ["ab", "cd"]})
         while len(toy.engine.live) < 2:
             await asyncio.sleep(0.01)
@@ -59,7 +59,7 @@ async def test_replies_ids_of_other_protocols_and_all_prompts_of_one() -> None:
 
 
 async def test_without_ids_all_end_for_trainers_and_none_for_routers() -> None:
-    async with toy_server(ToyEngine(delay=0.02)) as toy:
+    async with toy_server(ToyEngine(held=9)) as toy:
         running = [await begun(toy, name) for name in ("a", "b")]
         refused = await toy.http.post(PATHS[1], json={})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "request_ids")
@@ -71,7 +71,7 @@ async def test_without_ids_all_end_for_trainers_and_none_for_routers() -> None:
 
 
 async def test_a_key_ends_its_own_requests_alone_and_is_never_above_its_limits() -> None:
-    async with toy_server(ToyEngine(delay=0.02), api_key=("one", "two"), key_max_requests=1) as toy:
+    async with toy_server(ToyEngine(held=9), api_key=("one", "two"), key_max_requests=1) as toy:
         running = await begun(toy, "mine", headers=ONE)
         assert (await toy.http.post("/v1/completions", json={"prompt": "a"}, headers=ONE)).status_code == 429
         assert (await toy.http.post(PATHS[0], json={})).status_code == 401

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ from pagoda.serving.api.anthropic.translate import chat_request
 from pagoda.serving.api.errors import DrainingError
 from pagoda.serving.engine.messages import FinishReason
 from pagoda.serving.frontend.text import TextFrontend
+from patience import eventually
 from scripted import Scripted, text_side
 from toy_engine import ToyEngine
 from toy_server import Toy, toy_server
@@ -95,7 +95,7 @@ async def test_the_events_of_a_stream() -> None:
 PIECES = st.lists(st.sampled_from(["Hi ", "é日", "\n", "{", "<tool_call>", "</tool_call>", CALLS[:70], CALLS, '"x"']), max_size=6)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(thought=st.sampled_from(["", THOUGHT, "<think>cut"]), pieces=PIECES, burst=st.integers(1, 9), seed=st.integers(0, 9))
 async def test_a_stream_says_what_the_whole_message_says(thought: str, pieces: list[str], burst: int, seed: int) -> None:
     async with client(Scripted(thought + "".join(pieces), burst)) as (messages, _):
@@ -287,14 +287,11 @@ async def test_a_server_that_ends_is_overloaded_and_an_abort_is_told() -> None:
 
 
 async def test_leaving_a_stream_ends_the_request() -> None:
-    async with client(Scripted("x" * 200, delay=0.01)) as (messages, toy):
+    async with client(Scripted("x" * 200, held=9)) as (messages, toy):
         stream = await messages.create(model="toy", max_tokens=300, messages=USER, stream=True)
         async for event in stream:
             if event.type == "content_block_delta":
                 break
         await stream.close()
-        for _ in range(100):
-            if toy.engine.aborted:
-                break
-            await asyncio.sleep(0.02)
+        await eventually(lambda: toy.engine.aborted)
     assert len(toy.engine.aborted) == 1

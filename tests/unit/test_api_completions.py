@@ -2,6 +2,7 @@
 
 import asyncio
 
+from patience import eventually
 from toy_engine import EOS, ToyEngine
 from toy_server import events, toy_server
 
@@ -76,7 +77,7 @@ async def test_many_prompts_stream_with_their_indices():
 
 
 async def test_stop_string_ends_the_text_and_the_engine_request():
-    async with toy_server(ToyEngine(delay=0.001)) as toy:
+    async with toy_server(ToyEngine()) as toy:
         body = {"max_tokens": 200, "ignore_eos": True, "add_special_tokens": False, "stop": ["lo w", "zzz"]}
         choice = (await toy.complete("hello world", **body)).json()["choices"][0]
         assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("hel", "stop", "lo w")
@@ -222,17 +223,14 @@ async def test_bursts_of_tokens_give_the_same_text():
 
 
 async def test_a_client_that_leaves_ends_its_request():
-    async with toy_server(ToyEngine(delay=0.02)) as toy:
+    async with toy_server(ToyEngine(held=9)) as toy:
         body = {"prompt": "abc", "max_tokens": 1000, "ignore_eos": True}
         async with toy.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
             async for _ in response.aiter_lines():
                 break
         whole = asyncio.ensure_future(toy.http.post("/v1/completions", json=body))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: len(toy.engine.requests) == 2)
         whole.cancel()
-        for _ in range(100):
-            await asyncio.sleep(0.02)
-            if not toy.engine.live:
-                break
+        await eventually(lambda: not toy.engine.live)
         assert len(toy.engine.aborted) == 2
         assert toy.service.load == 0

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from patience import eventually
 from toy_engine import MAX_LEN, ToyEngine
 from toy_server import events, toy_server
 
@@ -99,7 +100,7 @@ CASES = {
 
 @pytest.fixture
 async def toy():
-    async with toy_server(ToyEngine(delay=0.002)) as server:
+    async with toy_server(ToyEngine()) as server:
         yield server
 
 
@@ -107,7 +108,8 @@ async def test_each_bad_request_harms_nobody_else(toy):
     neighbour = asyncio.ensure_future(
         toy.http.post(COMPLETION, json={"prompt": "neighbour", "stream": True, "ignore_eos": True, "max_tokens": 300})
     )
-    await asyncio.sleep(0.02)
+    toy.engine.held = 9
+    await eventually(lambda: toy.engine.generated)
     for name, (path, body, status, param, words) in CASES.items():
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         response = await toy.http.post(path, content=content, headers={"content-type": "application/json"})
@@ -117,6 +119,7 @@ async def test_each_bad_request_harms_nobody_else(toy):
         assert error["type"] == "invalid_request_error"
         assert error["param"] == param, (name, error)
         assert words in error["message"], (name, error)
+    toy.engine.held = None
     chunks = events((await neighbour).text)
     assert len("".join(chunk["choices"][0]["text"] for chunk in chunks)) == 300 - 300 // 10
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
@@ -167,9 +170,17 @@ async def test_large_bodies_are_refused():
     assert (declared.status_code, streamed.status_code) == (413, 413)
 
 
+async def refused_first(toy, calls, refusals):
+    """Replies to calls of which so many are answered while the engine holds the others."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    await eventually(lambda: sum(task.done() for task in tasks) == refusals)
+    toy.engine.held = None
+    return await asyncio.gather(*tasks)
+
+
 async def test_full_queue():
-    async with toy_server(ToyEngine(delay=0.2), max_num_queued_reqs=2) as toy:
-        replies = await asyncio.gather(*(toy.complete("ab", max_tokens=1) for _ in range(5)))
+    async with toy_server(ToyEngine(held=0), max_num_queued_reqs=2) as toy:
+        replies = await refused_first(toy, [toy.complete("ab", max_tokens=1) for _ in range(5)], 3)
         refused = [reply for reply in replies if reply.status_code == 429]
         assert len(refused) == 3
         assert refused[0].json()["error"]["code"] == "queue_full"
@@ -179,18 +190,18 @@ async def test_full_queue():
 
 
 async def test_full_queue_by_tokens():
-    async with toy_server(ToyEngine(delay=0.2), max_num_queued_tokens=30) as toy:
-        replies = await asyncio.gather(*(toy.complete("a" * 14, max_tokens=1) for _ in range(4)))
+    async with toy_server(ToyEngine(held=0), max_num_queued_tokens=30) as toy:
+        replies = await refused_first(toy, [toy.complete("a" * 14, max_tokens=1) for _ in range(4)], 2)
         assert sorted(reply.status_code for reply in replies) == [200, 200, 429, 429]
         assert (await toy.complete("a" * 100, max_tokens=1)).status_code == 200
 
 
 async def test_a_dead_engine_answers_everybody(toy):
-    body = {"prompt": "abc", "max_tokens": 3000, "ignore_eos": True}
+    toy.engine.held, body = 3, {"prompt": "abc", "max_tokens": 3000, "ignore_eos": True}
     running = [
         asyncio.ensure_future(toy.http.post(COMPLETION, json={**body, "stream": stream})) for stream in (True, False) for _ in range(3)
     ]
-    await asyncio.sleep(0.2)
+    await eventually(lambda: toy.engine.generated == 6 * toy.engine.held)
     toy.engine.dead = "the rank 0 was killed by signal 9"
     for reply in await asyncio.gather(*running):
         if reply.headers["content-type"].startswith("text/event-stream"):
@@ -204,12 +215,14 @@ async def test_a_dead_engine_answers_everybody(toy):
 
 
 async def test_draining_refuses_new_requests_only(toy):
+    toy.engine.held = 9
     running = asyncio.ensure_future(toy.complete("abc", max_tokens=100, ignore_eos=True))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: toy.engine.live)
     toy.service.draining = True
     refused = await toy.chat()
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
     assert (await toy.http.get("/health")).status_code == 503
+    toy.engine.held = None
     assert (await running).json()["usage"]["completion_tokens"] == 100
 
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pagoda.hal.errors import CapacityError, EngineDeadError, PagodaError, RequestError
-from pagoda.serving.engine import core
+from pagoda.serving.engine import admission, core, scheduler
 from pagoda.serving.engine.core import EngineCore
 from pagoda.serving.engine.inprocess_client import Engine, InProcessClient
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, StepDeltas
 from pagoda.serving.engine.plan import StepPlan, StepResult
-from patience import until
+from pagoda.serving.engine.sequence import Request
+from patience import eventually, until
+from slow_steps import HandBrake, side_by_side, slow_engine
 from toy import EOS, ToyModel, dense_greedy, toy_engine, toy_request
 
 PROMPTS = [[5, 17, 80, 3, 44, 9, 61, 2, 33, 70, 12, 8, 25], [90, 4, 6, 31], [7] * 30, [11, 12], list(range(2, 60))]
@@ -47,12 +50,14 @@ async def test_requests_at_once_give_the_oracles_tokens(client: InProcessClient)
     assert stats.generation_tokens == 60 and stats.steps > 0 and stats.step_ms >= stats.host_ms > 0
 
 
-@pytest.mark.parametrize("client", [{"num_pages": 60, "budget": 16}], indirect=True)
-async def test_few_pages_and_a_small_budget_change_nothing(client: InProcessClient) -> None:
+async def test_few_pages_and_a_small_budget_change_nothing() -> None:
+    brake = HandBrake()
+    client = await InProcessClient.start(partial(slow_engine, partial(toy_engine, num_pages=60, budget=16), brake))
     prompts = [[i + 2, *range(3, 20)] for i in range(8)]
-    answers = await asyncio.gather(*(ask(client, toy_request(str(i), prompt, 24)) for i, prompt in enumerate(prompts)))
+    answers = await side_by_side(client, brake, *(ask(client, toy_request(str(i), prompt, 24)) for i, prompt in enumerate(prompts)))
     assert list(answers) == [dense_greedy(ToyModel(), prompt, 24) for prompt in prompts]
     assert (await client.stats()).preemptions > 0
+    await client.close()
 
 
 async def test_a_repeated_prompt_hits_the_prefix_cache(client: InProcessClient) -> None:
@@ -65,17 +70,17 @@ async def test_a_repeated_prompt_hits_the_prefix_cache(client: InProcessClient) 
     assert third.cached_tokens == 0
 
 
-async def test_how_long_a_request_waited_comes_with_its_first_delta(client: InProcessClient) -> None:
-    began = time.monotonic()
+async def test_how_long_a_request_waited_comes_with_its_first_delta(client: InProcessClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that moves a second for each request that is let in, of which sixteen fit."""
+    monkeypatch.setattr(scheduler, "Request", partial(Request, submitted=0.0))
+    monkeypatch.setattr(admission, "time", SimpleNamespace(monotonic=partial(next, count(1.0))))
     requests = [toy_request(str(i), [5, 6, 7], 12) for i in range(24)]
 
     async def queued(request: EngineRequest) -> list[float]:
         return [delta.queued async for delta in client.generate(request)]
 
     waits = await asyncio.gather(*map(queued, requests))
-    first = [wait[0] for wait in waits]
-    assert all(0 < wait < time.monotonic() - began for wait in first) and not any(any(wait[1:]) for wait in waits)
-    assert min(first[16:]) > max(first[:16])  # sixteen fit
+    assert [wait[0] for wait in waits] == [*range(1, 25)] and not any(any(wait[1:]) for wait in waits)
 
 
 async def test_seeded_sampling_is_the_same_alone_and_in_a_crowd(client: InProcessClient) -> None:
@@ -135,7 +140,16 @@ async def test_nan_fails_its_request_alone() -> None:
     await client.close()
 
 
-async def test_leaving_a_stream_aborts_and_frees(client: InProcessClient) -> None:
+@pytest.fixture
+async def slow_client() -> AsyncIterator[InProcessClient]:
+    """Its requests run while a test does something: tokens come slowly."""
+    made = await InProcessClient.start(partial(slow_engine, toy_engine, HandBrake()))
+    yield made
+    await made.close()
+
+
+async def test_leaving_a_stream_aborts_and_frees(slow_client: InProcessClient) -> None:
+    client = slow_client
     stream = client.generate(toy_request("long", PROMPTS[0], 200))
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
@@ -160,19 +174,40 @@ async def test_sleep_frees_the_pool_and_wake_serves_again(client: InProcessClien
     assert await ask(client, toy_request("c", PROMPTS[0])) == before
 
 
-async def test_sleep_waits_for_nobody(client: InProcessClient) -> None:
-    stream = client.generate(toy_request("long", PROMPTS[0], 200))
+async def test_sleep_waits_for_nobody(slow_client: InProcessClient) -> None:
+    stream = slow_client.generate(toy_request("long", PROMPTS[0], 200))
     await anext(stream)
     with pytest.raises(RequestError, match="unfinished"):
-        await client.call("sleep")
+        await slow_client.call("sleep")
     await stream.aclose()  # type: ignore[attr-defined]
 
 
-async def test_an_idle_engine_takes_no_processor_time(client: InProcessClient) -> None:
+class _Commands(SimpleQueue):  # type: ignore[type-arg]
+    """Knows for how long somebody waits for it at this moment, None: as long as it takes."""
+
+    def __init__(self) -> None:
+        self.waits: list[float | None] = []
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        self.waits.append(timeout)
+        try:
+            return super().get(block, timeout)
+        finally:
+            self.waits.pop()
+
+
+async def test_an_idle_engine_takes_no_processor_time() -> None:
+    commands = _Commands()
+
+    def watched(sink: Any) -> Engine:
+        engine = toy_engine(sink)
+        engine.core._commands = commands
+        return engine
+
+    client = await InProcessClient.start(watched)
     await ask(client, toy_request("a", PROMPTS[0]))
-    before = time.process_time()
-    await asyncio.sleep(0.3)
-    assert time.process_time() - before < 0.1
+    await eventually(lambda: commands.waits == [None])
+    await client.close()
 
 
 async def test_a_failing_step_ends_the_engine_and_everybody_hears_why() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 
 import pytest
 import torch
@@ -57,13 +56,11 @@ def test_world_of_two_in_two_groups() -> None:
 
 
 def leave(rank: int, port: int) -> None:
-    group = join(rank, port, "tp")
+    group = join(rank, port, "tp", timeout_s=1000)  # longer than a test may take
     if rank == 1:
         return
-    start = time.monotonic()
     with pytest.raises(DeviceError, match="all_reduce failed on rank 0 of 2"):
         group.all_reduce(torch.ones(4))
-    assert time.monotonic() - start < 30
 
 
 @pytest.mark.heavy

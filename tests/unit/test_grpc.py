@@ -20,6 +20,7 @@ from pagoda.serving.api.grpc import pagoda_pb2 as pb
 from pagoda.serving.api.grpc.pagoda_pb2_grpc import InferenceStub
 from pagoda.serving.api.grpc.server import INFERENCE, GrpcServer
 from pagoda.serving.api.service import ModelCard, Service
+from patience import eventually
 from toy_engine import BOS, EOS, ToyEngine, toy_text
 
 
@@ -29,11 +30,7 @@ class Toy:
         self.stub = InferenceStub(channel)
 
     async def idle(self) -> None:
-        for _ in range(200):
-            if not self.engine.live and not self.service.load:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError("requests still run")
+        await eventually(lambda: not self.engine.live and not self.service.load)
 
 
 @asynccontextmanager
@@ -144,23 +141,25 @@ async def test_a_dead_engine_is_unavailable() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_deadline_that_passes_ends_the_request_in_the_engine(stream: bool) -> None:
-    async with toy_grpc(ToyEngine(delay=0.02)) as toy:
-        request = text("abc", max_tokens=4000, ignore_eos=True)
-        if stream:
-            call = toy.stub.GenerateStream(request, timeout=0.3)
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                [chunk async for chunk in call]
-            error = raised.value
-        else:
-            error = await failure(toy.stub.Generate(request, timeout=0.3))
-        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    async with toy_grpc(ToyEngine(held=3)) as toy:
+        request, seconds = text("abc", max_tokens=4000, ignore_eos=True), 0.1
+        while not toy.engine.requests:  # on a slow machine the deadline may pass before the engine has heard of it
+            seconds *= 2
+            if stream:
+                call = toy.stub.GenerateStream(request, timeout=seconds)
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    [chunk async for chunk in call]
+                error = raised.value
+            else:
+                error = await failure(toy.stub.Generate(request, timeout=seconds))
+            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await eventually(lambda: len(toy.engine.aborted) == len(toy.engine.requests))
         await toy.idle()
-        assert len(toy.engine.aborted) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_cancelled_call_ends_the_request_in_the_engine(stream: bool) -> None:
-    async with toy_grpc(ToyEngine(delay=0.02)) as toy:
+    async with toy_grpc(ToyEngine(held=9)) as toy:
         request = text("abc", max_tokens=4000, ignore_eos=True)
         call = toy.stub.GenerateStream(request) if stream else toy.stub.Generate(request)
         if stream:
@@ -173,7 +172,7 @@ async def test_a_cancelled_call_ends_the_request_in_the_engine(stream: bool) -> 
 
 
 async def test_abort_ends_a_request_by_the_id_it_brought() -> None:
-    async with toy_grpc(ToyEngine(delay=0.02)) as toy:
+    async with toy_grpc(ToyEngine(held=9)) as toy:
         request = text("abc", max_tokens=4000, ignore_eos=True)
         request.request_id = "long"
         running = asyncio.ensure_future(toy.stub.Generate(request))
@@ -188,7 +187,7 @@ async def test_abort_ends_a_request_by_the_id_it_brought() -> None:
 
 
 async def test_keys_and_their_limits_hold_here_too() -> None:
-    async with toy_grpc(ToyEngine(delay=0.2), api_key=("one", "two"), key_max_requests=1) as toy:
+    async with toy_grpc(ToyEngine(held=9), api_key=("one", "two"), key_max_requests=1) as toy:
         error = await failure(toy.stub.Generate(text("a")))
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED
         error = await failure(toy.stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=[("authorization", "Bearer three")]))

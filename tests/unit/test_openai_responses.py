@@ -22,6 +22,7 @@ from pagoda.serving.api.openai.responses_protocol import ResponseRequest
 from pagoda.serving.api.openai.responses_translate import chat_request
 from pagoda.serving.engine.messages import FinishReason
 from pagoda.serving.frontend.text import TextFrontend
+from patience import eventually
 from scripted import Scripted, text_side
 from toy_engine import ToyEngine
 from toy_server import Toy, toy_server
@@ -149,7 +150,7 @@ async def test_an_answer_cut_short(conforms: Check) -> None:
 
 
 async def test_a_stream_that_fails(conforms: Check) -> None:
-    engine = Scripted("x" * 50, delay=0.005)
+    engine = Scripted("x" * 50, held=9)
     async with client(engine) as (responses, _):
         stream = await responses.create(model="toy", input="x", stream=True)
         events = []
@@ -167,7 +168,7 @@ async def test_a_stream_that_fails(conforms: Check) -> None:
 PIECES = st.lists(st.sampled_from(["Hi ", "é日", "\n", "{", "<tool_call>", "</tool_call>", CALLS[:70], CALLS, '"x"']), max_size=6)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(thought=st.sampled_from(["", THOUGHT, "<think>cut"]), pieces=PIECES, burst=st.integers(1, 9), seed=st.integers(0, 9))
 async def test_a_stream_says_what_the_whole_response_says(thought: str, pieces: list[str], burst: int, seed: int) -> None:
     async with client(Scripted(thought + "".join(pieces), burst)) as (responses, _):
@@ -287,13 +288,13 @@ async def test_another_key_finds_nothing() -> None:
 
 
 async def test_in_the_background(conforms: Check) -> None:
-    async with client(Scripted("done", delay=0.01)) as (responses, toy):
+    async with client(Scripted("done", held=2)) as (responses, toy):
         begun = await responses.create(model="toy", input="x", background=True)
         assert begun.status == "queued"
         conforms("Response", begun.to_dict())
         with pytest.raises(openai.BadRequestError, match="still being made"):
             await responses.create(model="toy", input="x", previous_response_id=begun.id)
-        reply = begun
+        toy.engine.held, reply = None, begun
         while reply.status in ("queued", "in_progress"):
             await asyncio.sleep(0.01)
             reply = await responses.retrieve(begun.id)
@@ -311,7 +312,7 @@ async def test_in_the_background(conforms: Check) -> None:
 
 
 async def test_cancelling_ends_the_request(conforms: Check) -> None:
-    async with client(Scripted("x" * 500, delay=0.005), max_stored_responses=1) as (responses, toy):
+    async with client(Scripted("x" * 500, held=9), max_stored_responses=1) as (responses, toy):
         begun = await responses.create(model="toy", input="x", background=True)
         with pytest.raises(openai.RateLimitError, match="run in the background"):
             await responses.create(model="toy", input="x", background=True)
@@ -321,16 +322,16 @@ async def test_cancelling_ends_the_request(conforms: Check) -> None:
         conforms("Response", ended.to_dict())
         assert (ended.status, ended.output[0].status) == ("cancelled", "incomplete")
         again = await responses.create(model="toy", input="x", background=True)
-        await asyncio.sleep(0.03)
+        await eventually(lambda: toy.engine.live)
         await responses.delete(again.id)
-        await asyncio.sleep(0.03)
+        await eventually(lambda: not toy.engine.live)
         assert not await found(responses, again.id)
         assert (len(toy.engine.aborted), toy.engine.live) == (2, {})
 
 
 async def test_a_key_has_its_share_of_the_background() -> None:
     flags = {"key_max_requests": 1, "api_key": ("a", "b")}
-    async with client(Scripted("x" * 500, delay=0.005), key="a", **flags) as (responses, toy):
+    async with client(Scripted("x" * 500, held=9), key="a", **flags) as (responses, toy):
         first = await responses.create(model="toy", input="x", background=True)
         with pytest.raises(openai.RateLimitError, match="of this key run in the background"):
             await responses.create(model="toy", input="x", background=True)
@@ -342,16 +343,13 @@ async def test_a_key_has_its_share_of_the_background() -> None:
 
 
 async def test_leaving_ends_the_request() -> None:
-    async with client(Scripted("x" * 500, delay=0.005)) as (responses, toy):
+    async with client(Scripted("x" * 500, held=9)) as (responses, toy):
         stream = await responses.create(model="toy", input="x", stream=True)
         async for event in stream:
             if event.type == "response.output_text.delta":
                 break
         await stream.close()
-        for _ in range(100):
-            if toy.engine.aborted:
-                break
-            await asyncio.sleep(0.02)
+        await eventually(lambda: toy.engine.aborted)
     assert len(toy.engine.aborted) == 1
 
 

@@ -17,6 +17,7 @@ from pagoda.serving.api.outlet import MARK, Outlet, around
 from pagoda.serving.api.stream_events import event
 from pagoda.serving.engine.mailbox import Plain
 from pagoda.serving.engine.messages import EngineRequest, RequestDelta
+from patience import eventually
 from scripted import text_side
 from toy_engine import ToyEngine
 from toy_server import Toy, events, toy_server
@@ -150,9 +151,7 @@ async def test_a_reader_that_pauses_gets_all_in_order(monkeypatch: pytest.Monkey
             client.setblocking(False)
             await loop.sock_connect(client, (toy.http.base_url.host, toy.http.base_url.port))
             await loop.sock_sendall(client, f"{head}Connection: close\r\n\r\n{body}".encode())
-            async with asyncio.timeout(10):
-                while not engine.refused:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: engine.refused)
             parts = []
             while part := await loop.sock_recv(client, 1 << 16):
                 parts.append(part)
@@ -192,9 +191,7 @@ async def test_a_client_that_goes_ends_its_request() -> None:
             async for _ in response.aiter_bytes():
                 if engine.taken:
                     break
-        async with asyncio.timeout(10):
-            while not engine.aborted:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: engine.aborted)
         assert not engine.live
 
 

@@ -14,6 +14,7 @@ from pagoda.serving.api.batch import Outcome, run_batch
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.service import ModelCard, Service
 from pagoda.serving.cli.run_batch import run
+from patience import eventually
 from toy_engine import ToyEngine, toy_text
 
 
@@ -81,20 +82,13 @@ async def test_a_refused_request_has_its_status_and_error() -> None:
 
 async def test_only_so_many_lines_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "AT_ONCE", 3)
-    engine = ToyEngine(delay=0.005)
-    most = 0
-
-    async def watch() -> None:
-        nonlocal most
-        while True:
-            most = max(most, len(engine.live))
-            await asyncio.sleep(0.001)
-
-    watching = asyncio.ensure_future(watch())
-    replies, _, _ = await answers([line(str(place), prompt="abcd") for place in range(20)], engine)
-    watching.cancel()
+    engine = ToyEngine(held=1)
+    running = asyncio.ensure_future(answers([line(str(place), prompt="abcd") for place in range(20)], engine))
+    await eventually(lambda: engine.generated == 3)
+    engine.held = None
+    replies, _, _ = await running
     assert [reply["custom_id"] for reply in replies] == [str(place) for place in range(20)]
-    assert most == 3
+    assert engine.most_live == 3
 
 
 def test_files_are_asked_for_before_anything_loads(tmp_path: Any) -> None:

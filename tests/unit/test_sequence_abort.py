@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.service import ModelCard, Service
@@ -11,6 +13,7 @@ from pagoda.serving.frontend.processor import Processor
 from pagoda.serving.frontend.session import Session
 from pagoda.serving.frontend.text import TextFrontend
 from scheduler_toy import Toy, expected_tokens, toy_facts
+from slow_steps import HandBrake, slow_engine
 from toy import toy_engine, toy_request
 from toy_engine import ToyTemplate, ToyTokenizer
 
@@ -80,10 +83,10 @@ class Words(ToyTokenizer):
 
 
 class Watched:
-    """A client that notes what is aborted."""
+    """A client that notes what is aborted, and then lets the engine go on."""
 
-    def __init__(self, client: InProcessClient) -> None:
-        self._client, self.aborted, self.facts = client, [], client.facts
+    def __init__(self, client: InProcessClient, brake: HandBrake) -> None:
+        self._client, self._brake, self.aborted, self.facts = client, brake, [], client.facts
 
     def generate(self, *arguments: object, **more: object) -> object:
         return self._client.generate(*arguments, **more)  # type: ignore[arg-type]
@@ -91,11 +94,14 @@ class Watched:
     async def abort(self, ids: list[str], sequence: int | None = None) -> None:
         self.aborted.append((ids, sequence))
         await self._client.abort(ids, sequence)
+        self._brake.release()
 
 
 @pytest.mark.parametrize("way", ["session", "service"])
 async def test_a_stop_string_ends_its_sequence_alone(way: str) -> None:
-    client = await InProcessClient.start(toy_engine)
+    brake = HandBrake()
+    brake.release()
+    client = await InProcessClient.start(partial(slow_engine, toy_engine, brake))
     plain = toy_request("plain", [5, 17, 80], 24, temperature=1.0, seed=5, n=3)
     truth: dict[int, list[int]] = {}
     async for delta in client.generate(plain):
@@ -103,7 +109,8 @@ async def test_a_stop_string_ends_its_sequence_alone(way: str) -> None:
             truth.setdefault(part.index, []).extend(part.token_ids)
     text = {index: "".join(chr(33 + token) for token in tokens) for index, tokens in truth.items()}
     stop = next(word for at in range(3, 9) if (word := text[1][at : at + 2]) not in text[0] + "|" + text[2])
-    watched, front = Watched(client), TextFrontend(Words(), ToyTemplate())
+    brake.put_on()
+    watched, front = Watched(client, brake), TextFrontend(Words(), ToyTemplate())
     request = toy_request("stopped", [5, 17, 80], 24, temperature=1.0, seed=5, n=3, stop=(stop,))
     before = await client.stats()
     if way == "session":

@@ -14,6 +14,7 @@ from pagoda.serving.engine.core import Sink
 from pagoda.serving.engine.inprocess_client import Engine, InProcessClient
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.structured import StructuredOutputsParams
+from slow_steps import HandBrake, side_by_side, slow_engine
 from toy import ToyModel, dense_greedy, toy_engine, toy_request
 
 
@@ -74,11 +75,12 @@ def counting(name: str, prompt: list[int], start: int, step: int, count: int, n:
     "options", [{"overlap": 1}, {"overlap": 3}, {"num_pages": 60, "budget": 16}, {"world": 2}], ids=["1", "3", "few pages", "ranks"]
 )
 async def test_rows_follow_their_grammars_and_others_are_left_alone(options: dict[str, Any]) -> None:
-    client = await InProcessClient.start(partial(engine, **options))
+    brake = HandBrake()
+    client = await InProcessClient.start(partial(slow_engine, partial(engine, **options), brake))
     prompts = [[i + 2, *range(3, 20)] for i in range(8)]
     free = [ask(client, toy_request(f"f{i}", prompt, 24)) for i, prompt in enumerate(prompts)]
     bound = [ask(client, counting(f"b{i}", prompt, 90 - i, 1 + i % 3, 24, n=2), n=2) for i, prompt in enumerate(prompts)]
-    answers = await asyncio.gather(*free, *bound)
+    answers = await side_by_side(client, brake, *free, *bound)
     stats = await client.stats()
     await client.close()
     assert answers[:8] == [[dense_greedy(ToyModel(), prompt, 24)] for prompt in prompts]
@@ -89,9 +91,14 @@ async def test_rows_follow_their_grammars_and_others_are_left_alone(options: dic
 async def test_forced_tokens_take_no_steps_where_that_is_worth_a_step_that_is_not_captured() -> None:
     counted = []
     for others in (0, 12):
-        client = await InProcessClient.start(engine)
+        brake = HandBrake()
+        client = await InProcessClient.start(partial(slow_engine, engine, brake))
         free = [ask(client, toy_request(f"f{i}", [i + 2, 3, 4], 60)) for i in range(others)]
-        (answer,), *_ = await asyncio.gather(ask(client, counting("b", [5, 6, 7], 90, 1, 30)), *free)
+        answers = asyncio.gather(ask(client, counting("b", [5, 6, 7], 90, 1, 30)), *free)
+        while (await client.stats()).running <= others:  # all before the first of them ends
+            await asyncio.sleep(0.01)
+        brake.release()
+        (answer,), *_ = await answers
         assert answer == [90 - k for k in range(30)]
         counted.append(await client.stats())
         await client.close()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,16 +12,17 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 from pagoda.hal.errors import ConfigError
+from pagoda.serving.api import tracing
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.grpc import pagoda_pb2 as pb
 from pagoda.serving.api.grpc.inference import Inference
 from pagoda.serving.api.grpc.pagoda_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
 from pagoda.serving.api.tracing_of import Endpoint, endpoint_of
+from patience import eventually
 from toy_engine import ToyEngine
 from toy_server import toy_server
 
@@ -118,7 +119,7 @@ async def test_a_request_is_a_span_of_its_clients_trace(collector: Any) -> None:
     assert seen["gen_ai.latency.time_in_model_prefill"] == pytest.approx(first - 0.005)
     parts = seen["gen_ai.latency.time_in_model_prefill"] + seen["gen_ai.latency.time_in_model_decode"]
     assert seen["gen_ai.latency.time_in_model_inference"] == pytest.approx(parts)
-    assert abs((span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 - all_of_it) < 0.05
+    assert span.end_time_unix_nano > span.start_time_unix_nano
 
 
 async def test_chats_streams_and_calls_over_grpc_belong_to_their_traces() -> None:
@@ -141,13 +142,13 @@ async def test_chats_streams_and_calls_over_grpc_belong_to_their_traces() -> Non
 
 
 async def test_failures_and_clients_that_leave_are_told() -> None:
-    engine = ToyEngine(delay=0.05)
+    engine = ToyEngine(held=3)
     with over_grpc() as received:
         async with toy_server(engine, otlp_traces_endpoint=received.endpoint) as toy:
-            with pytest.raises(httpx.ReadTimeout):
-                await toy.http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 900, "ignore_eos": True}, timeout=0.3)
-            while engine.live:
-                await asyncio.sleep(0.01)
+            leaving = asyncio.ensure_future(toy.complete("abc", max_tokens=900, ignore_eos=True))
+            await eventually(lambda: engine.generated == 3)
+            leaving.cancel()
+            await eventually(lambda: not engine.live)
             engine.dead = "it was killed"
             assert (await toy.complete("a")).status_code == 503
         left, failed = received.spans()
@@ -157,11 +158,18 @@ async def test_failures_and_clients_that_leave_are_told() -> None:
     assert attributes(failed.attributes)["error.type"] == "EngineDeadError"
 
 
-async def test_a_receiver_that_is_not_there_neither_fails_nor_delays_requests() -> None:
+async def test_a_receiver_that_is_not_there_fails_no_request() -> None:
     async with toy_server(otlp_traces_endpoint="http://127.0.0.1:9") as toy:
         assert (await toy.complete("abc")).status_code == 200
-        ended = time.monotonic()
-    assert time.monotonic() - ended < 5
+
+
+async def test_a_receiver_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "LAST_WORD", 0.05)
+    monkeypatch.setattr(tracing, "PATIENCE", 100.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with toy_server(otlp_traces_endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces") as toy:
+            assert (await toy.complete("abc")).status_code == 200
+        assert any(thread.name == "traces" for thread in threading.enumerate()), "it still waits, and we do not"
 
 
 def test_endpoints() -> None:
