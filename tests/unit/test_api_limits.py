@@ -69,7 +69,7 @@ async def test_a_request_above_its_time_ends_in_the_engine_too() -> None:
     async with toy_server(ToyEngine(held=3), request_timeout=0.5) as toy:
         whole = await toy.complete("ab", max_tokens=1000, ignore_eos=True)
         assert (whole.status_code, whole.json()["error"]["code"]) == (504, "request_timeout")
-        assert (toy.engine.live, toy.service.load) == ({}, 0) and len(toy.engine.aborted) == len(toy.engine.requests)
+        assert (toy.engine.live, toy.service.load) == ({}, 0)
         while (await toy.complete("ab", max_tokens=1)).status_code != 200:  # which takes no half second, unless the machine stands still
             await asyncio.sleep(0)
 
