@@ -1,6 +1,5 @@
-"""Server processes for tests. As a program, one over the toy engine: `toy_process.py FLAGS_AS_JSON SECONDS_A_STEP [STEPS]`; SIGUSR1 kills
-it, and each request stands still after so many steps: from the start or SIGHUP on, until SIGUSR2,
-after which steps take no time."""
+"""Server processes for tests. As a program, one over the toy engine: `toy_process.py FLAGS_AS_JSON SECONDS_A_STEP [STEPS]`, after so many of
+which each request stands still. SIGUSR1 kills it, SIGUSR2 ends all waiting, and with SIGHUP it is as at the start."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class ServerProcess:
         self.signal(signal.SIGUSR2)
 
     def hold(self) -> None:
-        """They do again."""
+        """They are again as at the start."""
         self.signal(signal.SIGHUP)
 
     def _read_errors(self) -> None:
@@ -103,12 +102,12 @@ def main() -> int:
 
     config = ServerConfig(**json.loads(sys.argv[1]))
     set_up_logging(config)
-    held = int(sys.argv[3]) if sys.argv[3:] else None
-    engine = ToyEngine(float(sys.argv[2]), held=held)
+    slow = {"delay": float(sys.argv[2]), "held": int(sys.argv[3]) if sys.argv[3:] else None}
+    engine = ToyEngine(**slow)
     signal.signal(signal.SIGUSR1, lambda *_: setattr(engine, "dead", "the engine was killed by a test"))
 
     signal.signal(signal.SIGUSR2, lambda *_: engine.hurry())
-    signal.signal(signal.SIGHUP, lambda *_: setattr(engine, "held", held))
+    signal.signal(signal.SIGHUP, lambda *_: vars(engine).update(slow))
 
     async def serve() -> int:
         service = Service(engine, toy_text(), ModelCard(config.served_model_name or ("toy",), "toy"), config)
