@@ -1,5 +1,5 @@
-"""Server processes for tests. As a program, one over the toy engine: `toy_process.py FLAGS_AS_JSON SECONDS_A_STEP [STEPS]`, after so many of
-which each request stands still. SIGUSR1 kills it, SIGUSR2 ends all waiting, and with SIGHUP it is as at the start."""
+"""Server processes for tests. As a program, one over the toy engine: `toy_process.py FLAGS_AS_JSON SECONDS_A_STEP [STEPS]`, after
+so many of which each request stands still. SIGUSR1 kills it, SIGUSR2 ends all waiting, and with SIGHUP it is as at the start."""
 
 from __future__ import annotations
 
@@ -105,7 +105,6 @@ def main() -> int:
     slow = {"delay": float(sys.argv[2]), "held": int(sys.argv[3]) if sys.argv[3:] else None}
     engine = ToyEngine(**slow)
     signal.signal(signal.SIGUSR1, lambda *_: setattr(engine, "dead", "the engine was killed by a test"))
-
     signal.signal(signal.SIGUSR2, lambda *_: engine.hurry())
     signal.signal(signal.SIGHUP, lambda *_: vars(engine).update(slow))
 
