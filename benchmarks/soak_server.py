@@ -3,11 +3,12 @@
     python benchmarks/soak_server.py --minutes 30 --output docs/perf/results/soak-server.json
 
 First the default model's server stands alone on the machine: its time to the first token, idle and with requests arriving at half the
-rate that it can do. Then five servers are soaked together: the default model's generates (gRPC too), those of tiny models embed, score, see
-and hear. Every half a minute a line says how far it is. `holds` of the report says of each demand whether it was met, and the exit code is
-0 where all were: no page leaked, no request stuck (left in a server, or without an answer for `--patience` seconds), memory flat (PSS of
-all processes of each server, by the slope after the first two fifths), at half capacity a p99 to the first token within `--ttft-ratio` of
-the idle one, and nothing else wrong: no answer wrong or lost, no server ended, no traceback in a log.
+rate that it can do, of lengths as in people's conversations (`first_tokens.py` measures short ones too). Then five servers are soaked
+together: the default model's generates (gRPC too), those of tiny models embed, score, see and hear. Every half a minute a line says how
+far it is. `holds` of the report says of each demand whether it was met, and the exit code is 0 where all were: no page leaked, no request
+stuck (left in a server, or without an answer for `--patience` seconds), memory flat (PSS of all processes of each server, by the slope
+after the first two fifths), at half capacity a p99 to the first token within `--ttft-ratio` of the idle one, and nothing else wrong: no
+answer wrong or lost, no server ended, no traceback in a log.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ def started(stack: ExitStack, options: argparse.Namespace) -> tuple[dict[str, Se
 
 def first_token(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, first_tokens.server_of(Path(folder), options.tiny) as server:
-        return asyncio.run(first_tokens.measure(server.where, options.first_token_seconds))
+        return asyncio.run(first_tokens.measure(server.where, options.first_token_seconds, "conversations"))
 
 
 def main() -> int:
@@ -218,7 +219,7 @@ def main() -> int:
     parser.add_argument("--growth", type=float, default=0.02, help="share that memory may grow by after two fifths of the time")
     parser.add_argument("--ttft-ratio", type=float, default=2.0)
     parser.add_argument(
-        "--first-token-seconds", type=float, default=40, help="of the idle part and the full one; the half one takes three times as long"
+        "--first-token-seconds", type=float, default=100, help="of the idle part and the full one; the half one takes three times as long"
     )
     parser.add_argument("--tiny", action="store_true", help="let a tiny model generate")
     parser.add_argument("--patience", type=float, default=300, help="seconds after which a request counts as stuck")

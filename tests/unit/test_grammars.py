@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 from grammar_walk import accepts, allowed, maker, sample_tokenizer, schema, walk
 from pagoda.hal.errors import ConfigError, RequestError
@@ -16,6 +17,7 @@ from pagoda.serving.engine.structured import StructuredOutputsParams, Thinking
 from pagoda.serving.frontend.structured import compile_child
 from pagoda.serving.frontend.structured.guidance_backend import GuidanceMatcher
 from pagoda.serving.frontend.structured.maker import GrammarMaker
+from pagoda.serving.frontend.structured.vocabulary import vocabulary_of
 from pagoda.serving.frontend.structured.xgrammar_backend import XMatcher
 from pagoda.serving.frontend.text import Tokenizer
 
@@ -146,6 +148,23 @@ def test_a_grammar_that_takes_too_long_is_given_up_and_others_go_on(
     monkeypatch.setattr(compile_child, "COMPILE_SECONDS", 100.0)
     assert accepts(made(StructuredOutputsParams(regex="ab?")), tokenizer, "a")
     assert accepts(made(StructuredOutputsParams(regex="a[bc]")), tokenizer, "ac")
+
+
+def test_memory_that_a_grammar_ran_out_of_is_given_back(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_child, "COMPILE_BYTES", 256 << 20)
+    child = compile_child.CompileChild(vocabulary_of(tokenizer, tokenizer.vocab_size))
+    plain = json.dumps({"type": "integer"})
+    child.compile("json", plain, False, "schema")
+    before = _resident(child)
+    properties = {f"p{i}": {"type": "object", "properties": {f"q{j}": {"type": "number"} for j in range(10)}} for i in range(60)}
+    with pytest.raises(RequestError, match="GiB; make it simpler"):
+        child.compile("json", json.dumps({"type": "object", "properties": properties}), True, "schema")
+    child.compile("json", plain, False, "schema")  # which is read after the memory was given back
+    assert _resident(child) < before + (96 << 20)
+
+
+def _resident(child: compile_child.CompileChild) -> int:
+    return int(psutil.Process(child.process).memory_info().rss)
 
 
 def test_the_same_grammar_is_compiled_once(makers: dict[str, GrammarMaker]) -> None:

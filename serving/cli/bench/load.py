@@ -95,12 +95,18 @@ def ramp(count: int, start: float, end: float, exponential: bool) -> list[float]
     return [start * (end / start) ** share if exponential else start + (end - start) * share for share in shares]
 
 
-def _lengths(random: Random, options: LoadOptions) -> tuple[int, int]:
-    if options.dataset == RANDOM:
-        return _near(random, options.input_len, options.range_ratio), _near(random, options.output_len, options.range_ratio)
+def conversation_lengths(random: Random) -> tuple[int, int]:
+    """Of a prompt and its answer, in tokens, as in ShareGPT's conversations."""
     prompt, answer = (
         min(longest, max(4, round(random.lognormvariate(log(mean) - spread**2 / 2, spread)))) for mean, spread, longest in SHAPES
     )
+    return prompt, answer
+
+
+def _lengths(random: Random, options: LoadOptions) -> tuple[int, int]:
+    if options.dataset == RANDOM:
+        return _near(random, options.input_len, options.range_ratio), _near(random, options.output_len, options.range_ratio)
+    prompt, answer = conversation_lengths(random)
     return prompt, options.sharegpt_output_len or answer
 
 

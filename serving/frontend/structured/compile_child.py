@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from pagoda.hal import heap
 from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.child import Child, Inbox, Outbox
 from pagoda.serving.frontend.structured.vocabulary import Vocabulary
@@ -20,6 +21,7 @@ START_SECONDS = 120.0
 COMPILE_BYTES = 2 << 30
 """What the compiler may take beyond what it has when it begins."""
 
+OUT_OF_MEMORY = (False, "out of memory")
 _LOG_HEAD = re.compile(r"^\[\S*\] \S+:\d+: ")
 _TARGET = "pagoda.serving.frontend.structured.compile_child:serve"
 
@@ -28,7 +30,7 @@ class CompileChild:
     """One such process, started when first needed, and again after it had to be killed. Thread-safe; one grammar at a time."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._told = (vocabulary.texts, vocabulary.stops)
+        self._told = (vocabulary.texts, vocabulary.stops, COMPILE_BYTES)
         self._lock = Lock()
         self._child: Child | None = None
 
@@ -40,15 +42,21 @@ class CompileChild:
             answer = _answer(child, (kind, source, blanks), COMPILE_SECONDS)
             if answer is None:
                 child.kill()
-                raise RequestError(
-                    f"the grammar was not compiled within {COMPILE_SECONDS:.0f} s and {COMPILE_BYTES >> 30} GiB; make it simpler",
-                    param=origin,
-                )
-            self._child = child
+            else:
+                self._child = child
+        if answer is None or answer == OUT_OF_MEMORY:
+            raise RequestError(
+                f"the grammar was not compiled within {COMPILE_SECONDS:.0f} s and {COMPILE_BYTES >> 30} GiB; make it simpler", param=origin
+            )
         well, text = answer
         if not well:
             raise RequestError(f"it cannot be followed: {_LOG_HEAD.sub('', text).strip()[:400]}", param=origin)
         return str(text)
+
+    @property
+    def process(self) -> int | None:
+        """The id of the one that waits for grammars."""
+        return None if self._child is None else self._child.process.pid
 
     def _start(self) -> Child:
         child = Child(_TARGET, "the compiler of grammars", ("xgrammar",))
@@ -68,24 +76,25 @@ def _answer(child: Child, message: Any, seconds: float) -> tuple[bool, str] | No
 
 
 def serve(inbox: Inbox, outbox: Outbox) -> int:
-    """In the child: the vocabulary first, then sources, each answered by (True, serialized) or (False, error)."""
+    """In the child: the vocabulary and what a grammar may take first, then sources, each answered by (True, serialized) or (False, error)."""
     told = inbox.get()
     if told is None:
         return 0
-    texts, stops = told
+    texts, stops, most = told
     compiler = import_module("xgrammar").GrammarCompiler(token_info(texts, stops), max_threads=1, cache_enabled=False)
-    _bound_memory()
+    _bound_memory(most)
     outbox.send((True, ""))
     while (asked := inbox.get()) is not None:
         try:
             outbox.send((True, compile_source(compiler, *asked)))
         except Exception as error:  # the library raises its own and bare ones
-            outbox.send((False, str(error)))
+            outbox.send(OUT_OF_MEMORY if "bad_alloc" in str(error) else (False, str(error)))
+        heap.trim()  # of what a grammar at the limit took, the library's heap would keep all
     return 0
 
 
-def _bound_memory() -> None:
+def _bound_memory(most: int) -> None:
     sizes = Path("/proc/self/statm")
     if sizes.is_file():  # other systems have the limit of time alone
         now = int(sizes.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (now + COMPILE_BYTES,) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (now + most,) * 2)
