@@ -76,7 +76,7 @@ def _answer(child: Child, message: Any, seconds: float) -> tuple[bool, str] | No
 
 
 def serve(inbox: Inbox, outbox: Outbox) -> int:
-    """In the child: the vocabulary and what a grammar may take first, then sources, each answered by (True, serialized) or (False, error)."""
+    """In the child: the vocabulary and what a grammar may take, then sources, each answered by (True, serialized) or (False, error)."""
     told = inbox.get()
     if told is None:
         return 0
