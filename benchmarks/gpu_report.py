@@ -91,6 +91,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes of the part conformance that check kernels at once"
     )
+    parser.add_argument("--limit", type=float, default=570, help="seconds of the part conformance")
     parser.add_argument("--bench", type=Path, help="folder with workloads.py, for the part ranks")
     return parser.parse_args()
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
+from pagoda.serving.conformance.levels import all_checks, open_target
 from pagoda.serving.conformance.report import LEVELS, Outcome, Report, Result
-from pagoda.serving.conformance.runner import all_checks, open_target
 
 TOGETHER = (100, 6, 100, 100, 1, 1)
 """Checks that a process runs, by level."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import sys
@@ -26,7 +27,7 @@ sys.path.insert(0, str(ROOT / "ci"))
 from link import link  # noqa: E402
 
 if TYPE_CHECKING:
-    from pagoda.serving.conformance.report import Result
+    from pagoda.serving.conformance.report import Report, Result
 
 Step = Callable[[argparse.Namespace], dict[str, Any]]
 
@@ -59,7 +60,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--parity", help="folder of checkpoints with reference.safetensors")
     parser.add_argument("--dtypes", default="float32,bfloat16", help="of parity")
     parser.add_argument("--levels", default="0,1,2,3,4,5", help="of conformance")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that check kernels at once")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that share checks of conformance")
+    parser.add_argument("--limit", type=float, default=570, help="seconds of conformance; what has not ended then is listed as not shown")
     parser.add_argument("--steps", default="kernels,parity,shape")
     return parser.parse_args()
 
@@ -151,15 +153,15 @@ def conformance(options: argparse.Namespace) -> dict[str, Any]:
 
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
-    report = None
-    for level in map(int, options.levels.split(",")):
-        found = run_levels(options.device, (level,), _say, jobs=options.jobs)
-        report = found if report is None else report.joined(found)
-        # After each level, so that a run which is cut short leaves what it found.
+
+    def keep(report: Report) -> None:
+        """After each result, so that a run which is cut short leaves what it found."""
         (folder / "conformance.md").write_text(report.to_markdown())
         (folder / "conformance.json").write_text(report.to_json())
         (folder / "conformance.xml").write_text(report.to_junit())
-    assert report is not None
+
+    levels = tuple(map(int, options.levels.split(",")))
+    report = run_levels(options.device, levels, _say, jobs=options.jobs, limit_s=options.limit, keep=keep)
     return {"ok": report.passed(), "levels": {level: report.passed(level) for level in report.levels}}
 
 

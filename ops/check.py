@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
@@ -46,6 +46,12 @@ class Report:
     failures: list[Failure] = field(default_factory=list)
     worst: float = 0.0
 
+    def joined(self, other: Report) -> Report:
+        """Both as one, of other cases of the same kernel in the same dtype."""
+        refused = {reason: self.refused.get(reason, 0) + other.refused.get(reason, 0) for reason in {**self.refused, **other.refused}}
+        ran, failures, worst = self.ran + other.ran, self.failures + other.failures, max(self.worst, other.worst)
+        return Report(self.op, self.kernel, self.dtype, ran, refused, failures, worst)
+
     def __str__(self) -> str:
         declined = sum(self.refused.values())
         head = f"{self.op}={self.kernel} {self.dtype}: {self.ran} cases, {declined} declined, worst error {self.worst:.2f} of allowed"
@@ -53,15 +59,23 @@ class Report:
 
 
 def check_kernel(
-    kernel: Kernel, op: Op, *, dtype: str = "float32", device: torch.device | None = None, info: DeviceInfo | None = None, seed: int = 0
+    kernel: Kernel,
+    op: Op,
+    *,
+    dtype: str = "float32",
+    device: torch.device | None = None,
+    info: DeviceInfo | None = None,
+    seed: int = 0,
+    cases: Iterable[Case] | None = None,
 ) -> Report:
     """Run `kernel` over the cases of `op` in `dtype` on `device` (the CPU when not given) and compare with the oracle.
 
-    `info`, where given, decides which cases the kernel declines. Never raises for a kernel's mistakes: they are in the report.
+    `info`, where given, decides which cases the kernel declines; `cases`, where given, are tried instead of all that `seed` makes. Never
+    raises for a kernel's mistakes: they are in the report.
     """
     report = Report(op.name, kernel.name, dtype)
     where = device or torch.device("cpu")
-    for case in op.generate(torch.Generator().manual_seed(seed), dtype):
+    for case in op.generate(torch.Generator().manual_seed(seed), dtype) if cases is None else cases:
         reason = kernel.refuse(info, case.facts) if info else (kernel.accepts(case.facts) if kernel.accepts else None)
         if reason is not None:
             report.refused[reason] = report.refused.get(reason, 0) + 1

@@ -17,6 +17,7 @@ from pagoda.ops.attention import AttentionFacts, PagedBatch
 from pagoda.ops.triton.float8 import as_stored
 from pagoda.ops.triton.launch import early
 from pagoda.ops.triton.paged_kernels import STEP, block_of, divided, keep, rows_of, walk
+from pagoda.ops.triton.tiles import float32_tile
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 STRETCH = 512
@@ -148,9 +149,11 @@ class FixedAttention(PlainKernel):
         self.group = facts.num_heads // facts.num_kv_heads
         self.block_d = max(triton.next_power_of_2(facts.head_dim), 16)
         self.block_dv = max(triton.next_power_of_2(facts.v_dim), 16)
-        large = max(self.block_d, self.block_dv) > 128
-        self.rows = max(32 if large else 64, triton.next_power_of_2(self.group))
-        self.tile = 32 if large or facts.dtype == "float32" else 64
+        dim = max(self.block_d, self.block_dv)
+        rows, self.tile = (32, 32) if dim > 128 else (64, 64)
+        if facts.dtype == "float32":
+            rows, self.tile = float32_tile(rows, dim)[:2]
+        self.rows = max(rows, triton.next_power_of_2(self.group))
 
     def plan(self, batch: PagedBatch, buffers: FixedPlan | None = None) -> FixedPlan:
         """Few decodes spread their stretches, as many as the longest may have."""

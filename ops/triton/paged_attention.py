@@ -19,7 +19,7 @@ from pagoda.ops.triton.launch import (
     waves_of_32,
 )
 from pagoda.ops.triton.paged_kernels import attend, attend_shared, merge, zero_padding
-from pagoda.ops.triton.tiles import SHARED, Tile, by_warps, in_registers, tile_of
+from pagoda.ops.triton.tiles import SHARED, Tile, by_warps, float32_tile, in_registers, tile_of
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 PROGRAMS = 512
@@ -72,7 +72,7 @@ def results(q: torch.Tensor, batch: PagedBatch, facts: AttentionFacts, covered: 
     out = torch.empty(q.shape[0], facts.num_heads, facts.v_dim, dtype=q.dtype, device=q.device)
     if not covered and len(out):
         zero_padding[(triton.cdiv(len(out), 8),)](
-            out, batch.query_start, len(batch.query_start), len(out), WIDTH=facts.num_heads * facts.v_dim, ROWS=8, BLOCK=1024
+            out, batch.query_start, len(batch.query_start), len(out), facts.num_heads * facts.v_dim, ROWS=8, BLOCK=1024
         )
     return out
 
@@ -211,8 +211,8 @@ class PagedAttention(PlainKernel):
     def _attend_shared(self, part: Part, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor,
                        partial: torch.Tensor, lse: torch.Tensor) -> None:  # fmt: skip
         facts, batch, requests = self.facts, part.batch, part.batch.seq_lens.shape[0]
-        tile = SHARED if facts.dtype != "float32" else SHARED._replace(rows=64, keys=32, descriptor=False)
-        tile = suited(tile, max(self.block_d, self.block_dv), self.half, q.device)
+        dim = max(self.block_d, self.block_dv)
+        tile = suited(SHARED if facts.dtype != "float32" else float32_tile(SHARED.rows, dim), dim, self.half, q.device)
         tile = tile._replace(stages=min(tile.stages, most_stages(q.device)))
         described, keys, values = self._pages(k_pages, v_pages, tile)
         attend_shared[(-(-requests * self.group // tile.rows), facts.num_kv_heads, part.shared)](

@@ -30,18 +30,18 @@ def find_request(query_start, block, num_requests, BLOCK_Q: tl.constexpr):
     return low - 1
 
 
-@triton.jit(do_not_specialize=["bounds", "tokens"], do_not_specialize_on_alignment=["query_start"])
-def zero_padding(out, query_start, bounds, tokens, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["bounds", "tokens", "width"], do_not_specialize_on_alignment=["query_start"])
+def zero_padding(out, query_start, bounds, tokens, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Tokens from the last bound on belong to no request: they become 0."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     used = tl.load(query_start + bounds - 1)
     if (tl.program_id(0) + 1) * ROWS <= used:
         return
     mask = ((row >= used) & (row < tokens))[:, None]
-    for column in range(0, WIDTH, BLOCK):
+    for column in range(0, width, BLOCK):
         place = column + tl.arange(0, BLOCK)[None, :]
         tl.store(
-            out + row.to(tl.int64)[:, None] * WIDTH + place, tl.zeros([ROWS, BLOCK], out.dtype.element_ty), mask=mask & (place < WIDTH)
+            out + row.to(tl.int64)[:, None] * width + place, tl.zeros([ROWS, BLOCK], out.dtype.element_ty), mask=mask & (place < width)
         )
 
 

@@ -32,7 +32,9 @@ class Tile(NamedTuple):
 def tile_of(rows: int, dim: int, nbytes: int, page: int, shared: int, narrow: bool = False, requests: int = 1) -> Tile:
     """The tile for blocks of up to `rows` rows, heads of `dim` numbers, `nbytes` each, pages of `page` tokens, where a program may have
     `shared` bytes of shared memory. `narrow`: pages hold float8, which takes registers and time to become wider."""
-    wide = dim > 128 or nbytes > 2
+    if nbytes > 2:
+        return float32_tile(rows, dim)
+    wide = dim > 128
     if rows <= 16 and narrow and not wide and page % 64 == 0 and shared >= LARGE:
         return Tile(16, 64, 4, 4, True) if requests < 8 else Tile(16, 64, 2, 7, True)
     if rows <= 16:
@@ -42,13 +44,22 @@ def tile_of(rows: int, dim: int, nbytes: int, page: int, shared: int, narrow: bo
     return Tile(PROMPT_ROWS, 64, 4, 3, page % 64 == 0) if page % 64 == 0 else Tile(PROMPT_ROWS, 64, 8, 3, False)
 
 
+def float32_tile(rows: int, dim: int) -> Tile:
+    """For numbers of 32 bits, which are multiplied without matrix instructions: a thread holds whole rows of both factors, and where these
+    are more than its registers a compiler works for half a minute on where to put them (64 × 32: 1 to 6 KB spilled, 10 to 22 s; as here
+    none to 0.5 KB, 3 to 5 s)."""
+    if dim > 64 or rows <= 16:
+        return Tile(16, 32 if dim <= 128 else 16, 4, 2, False)
+    return Tile(32, 16, 4, 2, False)
+
+
 SHARED = Tile(128, 64, 4, 3, True)
 """For keys that decodes share: many rows meet each tile, as in a prompt."""
 
 
 def in_registers(tile: Tile, dim: int) -> Tile:
     """The tile for waves of 32, each of which holds all its keys and values: as many, of heads of `dim` numbers, as 256 registers take."""
-    return tile._replace(rows=min(tile.rows, 64), keys=32 if dim <= 64 else 16, warps=4, stages=1, descriptor=False)
+    return tile._replace(rows=min(tile.rows, 64), keys=min(tile.keys, 32 if dim <= 64 else 16), warps=4, stages=1, descriptor=False)
 
 
 def by_warps(tile: Tile, dim: int, half: bool) -> Tile:

@@ -15,7 +15,7 @@ from pagoda.hal.memory import MemoryKind
 from pagoda.ops.check_replay import check_replay
 from pagoda.ops.registry import ALL_OPS
 from pagoda.ops.table import candidates
-from pagoda.serving.conformance.check import Check, SkippedError, Target, UnclaimedError, expect
+from pagoda.serving.conformance.check import Check, SkippedError, Target, UnclaimedError, apart, expect
 
 EAGER_SIZES = (1, 2, 7, 16, 64)
 """Sizes that are tried where the policy has no buckets."""
@@ -34,7 +34,7 @@ def checks(target: Target) -> Iterator[Check]:
     yield Check(2, "sleep and wake", _sleep)
     for kernel in sorted(candidates(target.backend), key=lambda kernel: (kernel.op, kernel.name)):
         if "capturable" in kernel.claims and kernel.op in ALL_OPS:
-            yield Check(2, f"captured {kernel.op}={kernel.name}", partial(_captured_kernel, kernel=kernel))
+            yield apart(2, f"captured {kernel.op}={kernel.name}", partial(_captured_kernel, kernel=kernel))
     yield Check(2, "a step in pieces equals eager on changed inputs", _pieces)
     yield Check(2, "a step that raises is an error and leaves the device usable", _raises)
 

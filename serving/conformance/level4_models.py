@@ -18,7 +18,7 @@ from pagoda.models.decoder import Decoder
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import COMPUTE, Checkpoint, describe, load_model, open_checkpoint
 from pagoda.ops.table import kernel_table
-from pagoda.serving.conformance.check import Check, Target, UnclaimedError, expect
+from pagoda.serving.conformance.check import Check, Target, UnclaimedError, apart, expect
 from pagoda.serving.conformance.comparison import Finding, Tolerance, compare_greedy, compare_values
 from pagoda.serving.conformance.tiny_models import TINY
 
@@ -36,10 +36,10 @@ def checks(target: Target) -> Iterator[Check]:
     """All of level 4."""
     for kind, config in TINY.items():
         for dtype in (name for name in ("float32", "bfloat16", "float16") if name in COMPUTE):
-            yield Check(4, f"{kind}: as on the reference device [{dtype}]", _bind(_against_reference, config, dtype))
-        yield Check(4, f"{kind}: in chunks as at once", _bind(_in_chunks, config))
-        yield Check(4, f"{kind}: pages written here continue elsewhere", _bind(_pages_elsewhere, config))
-        yield Check(4, f"{kind}: as in transformers", _bind(_against_transformers, config))
+            yield apart(4, f"{kind}: as on the reference device [{dtype}]", _bind(_against_reference, config, dtype))
+        yield apart(4, f"{kind}: in chunks as at once", _bind(_in_chunks, config))
+        yield apart(4, f"{kind}: pages written here continue elsewhere", _bind(_pages_elsewhere, config))
+        yield apart(4, f"{kind}: as in transformers", _bind(_against_transformers, config))
 
 
 def reference_target() -> Target:

@@ -20,8 +20,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     name = config.getoption("--pagoda-device")
     if name is None:
         return
+    from pagoda.serving.conformance.levels import all_checks, open_target  # nothing of it is needed by other test runs
     from pagoda.serving.conformance.report import LEVELS
-    from pagoda.serving.conformance.runner import all_checks, open_target  # nothing of it is needed by other test runs
 
     target = open_target(name)
     levels = sorted(set(config.getoption("--pagoda-level") or range(len(LEVELS))))
@@ -37,8 +37,8 @@ class ConformanceItem(pytest.Item):
         self._check, self._target = check, target
 
     def runtest(self) -> None:
+        from pagoda.serving.conformance.answers import run_check
         from pagoda.serving.conformance.report import Outcome
-        from pagoda.serving.conformance.results import run_check
 
         result = run_check(self._check, self._target)
         if result.outcome is Outcome.UNCLAIMED:

@@ -87,7 +87,7 @@ def _answer(receiver: Connection, process: Any, deadline: float) -> tuple[bool, 
         answer: tuple[bool, str] = receiver.recv() if receiver.poll(max(0, deadline - time.monotonic())) else (False, "no answer in time")
     except EOFError:
         process.join(5)
-        answer = (False, f"the process ended without an answer: {_ending(process.exitcode)}")
+        answer = (False, f"the process ended without an answer: {ending(process.exitcode)}")
     return answer
 
 
@@ -95,10 +95,11 @@ def _survived(processes: list[Any]) -> None:
     """Those who answered that they saw the loss must then end as usual, and not be taken down by it a moment later."""
     for process in processes:
         process.join(30)
-        expect(process.exitcode == 0, f"after a rank was lost another one answered, and then: {_ending(process.exitcode)}")
+        expect(process.exitcode == 0, f"after a rank was lost another one answered, and then: {ending(process.exitcode)}")
 
 
-def _ending(code: int | None) -> str:
+def ending(code: int | None) -> str:
+    """How a process ended, by its exit code."""
     if code is None:
         return "it never ended"
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,76 +1,52 @@
-"""From checks to results: one after the other here, or those of kernels in processes of their own."""
+"""From checks to results: one after the other here, or those that can be, in parts, by several processes at once."""
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from functools import lru_cache
 
-from pagoda.hal.discovery import find
-from pagoda.hal.errors import PagodaError
-from pagoda.serving.conformance import level1_kernels
-from pagoda.serving.conformance.check import Check, FailedError, SkippedError, Target, UnclaimedError
+from pagoda.serving.conformance.answers import Answer, joined, run_check
+from pagoda.serving.conformance.check import Check, Target
 from pagoda.serving.conformance.report import Outcome, Result
+from pagoda.serving.conformance.workers import LATE, Job, shared
 
-KERNELS = 1
-"""The level whose checks need neither each other nor the device for themselves."""
-
-
-def results_of(checks: Sequence[Check], target: Target, jobs: int = 1) -> Iterator[Result]:
-    """In the order of `checks`, which are sorted by level; those of kernels in `jobs` processes at once where that is more than one."""
-    apart = [check for check in checks if check.level == KERNELS and jobs > 1]
-    yield from (run_check(check, target) for check in checks if check.level < KERNELS)
-    yield from _apart([check.name for check in apart], target.backend.name, jobs) if apart else ()
-    yield from (run_check(check, target) for check in checks if check.level >= KERNELS and check not in apart)
+SHARE = 0.6
+"""Of a limited time, what processes may take that share checks: what needs the device for itself comes after them."""
 
 
-def run_check(check: Check, target: Target) -> Result:
-    """One check; never raises for what the device does wrong."""
-    start = time.perf_counter()
-    outcome, detail = _answer(check, target)
-    return Result(check.level, check.name, outcome, detail, time.perf_counter() - start)
+def results_of(checks: Sequence[Check], target: Target, jobs: int = 1, limit_s: float | None = None) -> Iterator[Result]:
+    """As they come: `checks`, which are sorted by level, one after the other; where `jobs` is more than one, what can be split is shared by
+    so many processes, after level 0, which wants the device for itself. What does not end within `limit_s` seconds is not shown."""
+    began = time.monotonic()
+    apart = [check for check in checks if jobs > 1 and check.split is not None and check.split.parts]
+    first = [check for check in checks if check.level == 0 and check not in apart]
+    yield from _here(first, target, None if limit_s is None else began + limit_s)
+    yield from _apart(apart, target.backend.name, jobs, None if limit_s is None else began + SHARE * limit_s)
+    rest = [check for check in checks if check not in apart and check not in first]
+    yield from _here(rest, target, None if limit_s is None else began + limit_s)
 
 
-def _answer(check: Check, target: Target) -> tuple[Outcome, str]:
-    try:
-        return Outcome.PASSED, check.run(target) or ""
-    except UnclaimedError as reason:
-        return Outcome.UNCLAIMED, str(reason)
-    except SkippedError as reason:
-        return Outcome.SKIPPED, str(reason)
-    except (FailedError, PagodaError) as error:
-        return Outcome.FAILED, str(error) if isinstance(error, FailedError) else f"{type(error).__name__}: {error}"
-    except Exception:
-        return Outcome.FAILED, traceback.format_exc(limit=-4)
+def _here(checks: Sequence[Check], target: Target, until: float | None) -> Iterator[Result]:
+    for check in checks:
+        if until is not None and time.monotonic() >= until:
+            yield Result(check.level, check.name, Outcome.SKIPPED, LATE.detail)
+        else:
+            yield run_check(check, target)
 
 
-def _apart(names: Sequence[str], device: str, jobs: int) -> Iterator[Result]:
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(_kernel, device, name) for name in names]
-        for name, future in zip(names, futures, strict=True):
-            yield _arrived(name, future)
+def _apart(checks: Sequence[Check], device: str, jobs: int, until: float | None) -> Iterator[Result]:
+    by_name = {(check.level, check.name): check for check in checks}
+    missing: dict[tuple[int, str], dict[int, Answer]] = {key: {} for key in by_name}
+    for job, answer in shared(device, _dearest_first(checks), jobs, until):
+        check, found = by_name[job.level, job.name], missing[job.level, job.name]
+        found[job.part] = answer
+        assert check.split is not None
+        if len(found) == len(check.split.parts):
+            yield joined(check, [found[part] for part in sorted(found)])
 
 
-def _arrived(name: str, future: Future[Result]) -> Result:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        return Result(
-            KERNELS, name, Outcome.FAILED, "a process that checks kernels was ended by this check or by one beside it; see --jobs 1", 0
-        )
-
-
-def _kernel(device: str, name: str) -> Result:
-    target, checks = _opened(device)
-    return run_check(checks[name], target)
-
-
-@lru_cache(maxsize=1)
-def _opened(device: str) -> tuple[Target, dict[str, Check]]:
-    backend = find(device)
-    target = Target(backend, backend.open())
-    return target, {check.name: check for check in level1_kernels.checks(target)}
+def _dearest_first(checks: Sequence[Check]) -> list[Job]:
+    """Level by level: what level 1 compiles the others find. Of equal costs all parts of a check are neighbours."""
+    costs = [(check.level, -check.split.cost, check) for check in checks if check.split is not None]
+    ordered = [check for *_, check in sorted(costs, key=lambda cost: cost[:2])]
+    return [Job(check.level, check.name, part) for check in ordered if check.split for part in range(len(check.split.parts))]

@@ -95,7 +95,7 @@ class Admitter:
         ledger = self._ledger
         self._begin_state(sequence, slot, start)
         self._begin_cross(sequence, slot)
-        self._extend(slot, start.length + count)
+        ledger.tables.grow(slot, start.length + count)
         if len(start.running) and ledger.states is not None:
             admitted.sources += start.running.tolist()
             admitted.targets += ledger.states.take_copy(slot).tolist()
@@ -166,14 +166,10 @@ class Admitter:
         index, tables = self._ledger.index, self._ledger.tables
         first = start.length // index.unit
         self._ledger.counters["external_queries"] += units * index.unit
-        self._extend(sequence.slot, (first + units) * index.unit)
+        tables.grow(sequence.slot, (first + units) * index.unit)
         pages = tuple(index.unit_pages(tables.row(sequence.slot), unit) for unit in range(first, first + units))
         self._jobs += 1
         self._ledger.load(sequence, PageJob(self._jobs, tuple(sequence.digests[first : first + units]), pages))
-
-    def _extend(self, slot: int, tokens: int) -> None:
-        slots, tables = np.array([slot], np.int32), self._ledger.tables
-        tables.extend(slots, tables.need(slots, np.array([tokens], np.int32)))
 
     def _place(self, sequence: Sequence) -> int | None:
         """Device slot of its adapter; None when it has to wait for one."""
@@ -185,8 +181,9 @@ class Admitter:
         slot = ledger.slots.take(sequence, start.length, adapter)
         ledger.slots.indexed[slot] = start.length // ledger.index.unit
         for group, pages in enumerate(start.pages):
-            ledger.pool.share(pages[pages > 0])
-            ledger.tables.adopt(slot, group, pages)
+            if len(pages):
+                ledger.pool.share(pages[pages > 0])
+                ledger.tables.adopt(slot, group, pages)
         return slot
 
     def _fits(self, sequence: Sequence, start: Start, count: int) -> bool:
@@ -196,7 +193,8 @@ class Admitter:
         for rule, pages in zip(ledger.rules, start.pages, strict=True):
             held = rule.pages(len(sequence.tokens)) - rule.first_page(start.length)
             need += held if rule.window is None else min(held, rule.pages(rule.window + count) + 1)
-            need -= int((ledger.pool.references(pages[pages > 0]) > 0).sum())
+            if len(pages):
+                need -= int((ledger.pool.references(pages[pages > 0]) > 0).sum())
         if ledger.crosses is not None:
             need += ledger.crosses.need(sequence.request.root, sequence.request.crossed, _crossed_sibling(sequence))
         spare = ledger.pool.num_pages // 100 if ledger.running else 0
@@ -234,6 +232,6 @@ def _crossed_sibling(sequence: Sequence) -> int | None:
 def make_admission(sequence: Sequence) -> Admission:
     """What the ranks are told of a sequence that begins, or begins again."""
     request = sequence.request
-    output = tuple(sequence.tokens[len(request.source.prompt) :].tolist())
+    output = tuple(sequence.tokens[len(request.source.prompt) :].tolist()) if len(sequence.tokens) > len(request.source.prompt) else ()
     source = request.source
     return Admission(sequence.slot, request.params, source.prompt, output, sequence.index, source.eos_ids, source.pooling, source.positions)

@@ -34,6 +34,9 @@ class Command(NamedTuple):
     refuse: Callable[[EngineDeadError], None]
 
 
+EAGER_S = 0.002
+"""While the ranks have nothing to do, requests are taken for no longer than this before a step begins with those that are there."""
+
 NOTHING = Command(lambda: None, lambda _: None)
 """Makes the loop look at what has happened."""
 
@@ -88,6 +91,7 @@ class EngineCore:
         self._compiler: Compiler | None = None
         self._compiling: ThreadPoolExecutor | None = None
         self._lock = Lock()
+        self._stopped = False
         self._ended: EngineDeadError | None = None
         self._host_ms = self._step_ms = 0.0
         self._stepped_at = self._ended_at = self._host_s = self._planning_s = 0.0
@@ -194,8 +198,9 @@ class EngineCore:
 
     def _take_commands(self, wait: float | None) -> bool:
         """Run what was asked meanwhile; waits for something so many seconds, None: as long as it takes, which is time for captures.
-        False: stop."""
-        while wait != 0 or not self._commands.empty():
+        Where much was asked at once, a step to plan or to commit comes before the rest of it. False: stop."""
+        began: float | None = None
+        while not self._stopped and (wait != 0 or not self._commands.empty()):
             idle = wait is None and not (self._asleep or self._in_flight or self._scheduler.has_work)
             try:
                 command = self._commands.get(timeout=self._captures.patience if idle else wait)
@@ -204,11 +209,30 @@ class EngineCore:
                     return True
                 self._captures.capture()
                 continue
-            if command is None:
-                return False
-            command.run()
+            began = time.perf_counter() if began is None else began
+            self._run(command)
             wait = 0
-        return True
+            if self._interrupts(began):
+                break
+        return not self._stopped
+
+    def _run(self, command: Command | None) -> None:
+        if command is None:
+            self._stopped = True
+        else:
+            command.run()
+
+    def _interrupts(self, began: float) -> bool:
+        """Whether a step should be looked at before more of what was asked since `began`."""
+        if self._in_flight:
+            full = len(self._in_flight) >= self._runner_facts.overlap
+            return self._in_flight[0].future.done() or (not full and self._scheduler.fills_a_step)
+        return self._scheduler.fills_a_step or (self._scheduler.has_work and time.perf_counter() - began >= EAGER_S)
+
+    def _take_arrivals(self) -> None:
+        """What waits is let in behind the step that runs, until it fills the next one, which would else be planned without it."""
+        while not (self._stopped or self._commands.empty() or self._scheduler.fills_a_step or self._in_flight[0].future.done()):
+            self._run(self._commands.get())
 
     def _step(self) -> float | None:
         """Plan what is due and commit the oldest step where it has ended. Returns how long to wait for something to happen, see
@@ -227,8 +251,9 @@ class EngineCore:
             if plan is None:
                 return None
             self._submit_step(plan, began)
-            now = time.perf_counter()
-            self._planning_s, began = self._planning_s + now - began, now
+            self._planning_s += time.perf_counter() - began
+            self._take_arrivals()
+            began = time.perf_counter()
         return wait
 
     def _due(self, now: float) -> float | None:

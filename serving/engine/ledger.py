@@ -79,7 +79,10 @@ class Ledger:
     def run(self, sequence: Sequence) -> None:
         """A sequence with a slot joins the running ones."""
         sequence.state = State.RUNNING
-        insort(self.running, sequence, key=self._key)
+        if self.running and self._key(self.running[-1]) > self._key(sequence):
+            insort(self.running, sequence, key=self._key)
+        else:
+            self.running.append(sequence)
         self._order = None
 
     def epoch(self, length: int) -> int:

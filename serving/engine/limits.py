@@ -6,17 +6,20 @@ from pagoda.hal.errors import CapacityError, RequestError
 from pagoda.models.encoding import EncoderFacts
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.messages import EngineRequest
-from pagoda.serving.engine.plan import RunnerFacts
+from pagoda.serving.engine.plan import IntArray, RunnerFacts
 from pagoda.serving.engine.pooling import check_pooling
-from pagoda.serving.engine.token_ids import check_ids
+from pagoda.serving.engine.token_ids import checked_prompt
 
 
-def check_request(request: EngineRequest, budget: int, facts: RunnerFacts, ledger: Ledger) -> int:
-    """The length at which its sequences end, or the reason why it cannot be served. `budget`: tokens of a step."""
-    prompt, longest = len(request.prompt), facts.max_model_len
-    if not prompt:
+def check_request(request: EngineRequest, budget: int, facts: RunnerFacts, ledger: Ledger) -> tuple[IntArray, int]:
+    """The prompt and the length at which its sequences end, or the reason why it cannot be served. `budget`: tokens of a step."""
+    if not request.prompt:
         raise RequestError("the prompt holds no token; it needs at least one", param="prompt")
-    check_ids(request, facts.vocab_size)
+    return checked_prompt(request, facts.vocab_size), _check_length(request, budget, facts, ledger)
+
+
+def _check_length(request: EngineRequest, budget: int, facts: RunnerFacts, ledger: Ledger) -> int:
+    prompt, longest = len(request.prompt), facts.max_model_len
     check_pooling(request.pooling, facts.pooling)
     _check_media(request, budget, ledger)
     _check_encoder(request, facts.encoder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.structured import StructuredOutputsParams
@@ -86,6 +86,12 @@ class SamplingParams:
             raise RequestError("stop strings are looked for in text: they need detokenize=True", param="stop")
         if any(not text for text in self.stop):
             raise RequestError("stop must not hold an empty string", param="stop")
+
+    def seeded(self, seed: int) -> Self:
+        """The same with a seed of 63 bits; what was checked once need not be again."""
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__, seed=seed)
+        return made
 
     @property
     def greedy(self) -> bool:

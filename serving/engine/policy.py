@@ -38,23 +38,36 @@ def make_policy(name: str) -> Policy:
 
 
 class WaitingQueue:
-    """Sequences in state WAITING, first by key. One that changes its state otherwise is dropped when it comes to the front."""
+    """Sequences in state WAITING, first by key. One that changes its state otherwise is dropped when it comes to the front.
+
+    Attributes:
+        tokens: of all of them, and of those that are still to be dropped.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._heap: list[tuple[Key, Sequence]] = []
+        self._heap: list[tuple[Key, Sequence, int]] = []
+        self.tokens = 0
+
+    @property
+    def count(self) -> int:
+        """Of sequences, those that are still to be dropped included."""
+        return len(self._heap)
 
     def push(self, sequence: Sequence) -> None:
         sequence.state = State.WAITING
-        heapq.heappush(self._heap, (self._policy.key(sequence), sequence))
+        heapq.heappush(self._heap, (self._policy.key(sequence), sequence, len(sequence.tokens)))
+        self.tokens += len(sequence.tokens)
 
     def peek(self) -> Sequence | None:
         while self._heap and self._heap[0][1].state is not State.WAITING:
-            heapq.heappop(self._heap)
+            self.pop()
         return self._heap[0][1] if self._heap else None
 
     def pop(self) -> Sequence:
-        return heapq.heappop(self._heap)[1]
+        _, sequence, tokens = heapq.heappop(self._heap)
+        self.tokens -= tokens
+        return sequence
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (sequence for _, sequence in self._heap if sequence.state is State.WAITING)
+        return (sequence for _, sequence, _ in self._heap if sequence.state is State.WAITING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import NamedTuple
@@ -21,9 +22,10 @@ NO_PAGES = np.zeros(0, np.int32)
 NO_MARKS: Mapping[int, bytes] = MappingProxyType({})
 
 
-def chain_root(salt: str | None, adapter: str | None, extra: Sequence[str] = ()) -> bytes:
+@lru_cache(1024)
+def chain_root(salt: str | None, adapter: str | None, extra: tuple[str, ...] = ()) -> bytes:
     """Start of a chain: sequences share pages only where the salt, the adapter and all extra keys are equal."""
-    return blake2b(repr((salt, adapter, tuple(extra))).encode(), digest_size=16).digest()
+    return blake2b(repr((salt, adapter, extra)).encode(), digest_size=16).digest()
 
 
 class Hit(NamedTuple):
@@ -51,8 +53,12 @@ class PrefixIndex:
 
     def extend(self, digests: list[bytes], root: bytes, tokens: IntArray, marks: Mapping[int, bytes] = NO_MARKS) -> None:
         """Append the digests of the whole units of `tokens` that `digests` lacks; `marks`: what units depend on beside them."""
-        for start in range(len(digests) * self.unit, len(tokens) - self.unit + 1, self.unit):
-            self.extend_one(digests, root, tokens[start : start + self.unit], marks)
+        first = len(digests) * self.unit
+        content, size = tokens[first:].tobytes(), self.unit * tokens.itemsize
+        last = digests[-1] if digests else root
+        for start in range(0, len(content) - size + 1, size):
+            last = blake2b(last + content[start : start + size] + marks.get(len(digests), b""), digest_size=16).digest()
+            digests.append(last)
 
     def extend_one(self, digests: list[bytes], root: bytes, tokens: IntArray, marks: Mapping[int, bytes] = NO_MARKS) -> None:
         """Append the digest of the next unit."""

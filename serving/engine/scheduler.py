@@ -23,11 +23,11 @@ from pagoda.serving.engine.limits import check_request
 from pagoda.serving.engine.media import marks_of
 from pagoda.serving.engine.messages import EngineRequest, EngineStats, FinishReason, RequestDelta, StepDeltas
 from pagoda.serving.engine.pace import Pace
-from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
+from pagoda.serving.engine.plan import IntArray, RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.planner import Planner
 from pagoda.serving.engine.pooling import kind_of
 from pagoda.serving.engine.prefix import chain_root
-from pagoda.serving.engine.sequence import Request, Sequence, State, as_tokens
+from pagoda.serving.engine.sequence import Request, Sequence, State
 from pagoda.serving.engine.spec.drafter import Drafter
 from pagoda.serving.engine.speculation import Speculator
 from pagoda.serving.engine.states import state_group
@@ -117,8 +117,8 @@ class Scheduler:
             raise RequestError(
                 f"request_id {request.request_id!r} is already running; ids of live requests must differ", param="request_id"
             )
-        limit = check_request(request, self._config.max_num_batched_tokens, self._facts, self._ledger)
-        live = self._request(request, limit)
+        prompt, limit = check_request(request, self._config.max_num_batched_tokens, self._facts, self._ledger)
+        live = self._request(request, prompt, limit)
         live.gates.update(gates)
         self._ledger.requests[request.request_id] = live
         self._ledger.counters["prompt_tokens"] += len(request.prompt)
@@ -228,6 +228,12 @@ class Scheduler:
         return self._ledger.slots.free > 0
 
     @property
+    def fills_a_step(self) -> bool:
+        """Whether those who wait leave no room in the next step, of tokens or slots, for one who comes now."""
+        waiting, running = self._ledger.waiting, len(self._ledger.running)
+        return waiting.count >= self._ledger.slots.free or waiting.tokens >= self._config.max_num_batched_tokens - running
+
+    @property
     def has_work(self) -> bool:
         """Whether any request is not finished or any step not committed."""
         return bool(self._ledger.requests or self._in_flight)
@@ -256,10 +262,10 @@ class Scheduler:
             **{name: ledger.counters[name] for name in (*counted, *more)},
         )
 
-    def _request(self, source: EngineRequest, limit: int) -> Request:
+    def _request(self, source: EngineRequest, prompt: IntArray, limit: int) -> Request:
         params = source.params
         if params.seed is None:
-            params = replace(params, seed=self._random.getrandbits(63))
+            params = params.seeded(self._random.getrandbits(63))
         adapter = self._ledger.adapters.find(source.adapter) if source.adapter is not None else None
         extra = (digest_of(source.encoder),) if source.encoder is not None else ()
         root = chain_root(source.cache_salt, adapter.key if adapter is not None else None, extra)
@@ -277,7 +283,7 @@ class Scheduler:
             search = start_search(source, self._config.max_num_seqs)
             request.params = replace(params, temperature=0.0, n=1, logprobs=min(search.looked_at, self._facts.vocab_size))
             request.beams = Beams(search, params.logprobs)
-        prompt, count = as_tokens(source.prompt), request.params.n
+        count = request.params.n
         epoch = self._ledger.epoch(len(prompt))
         request.sequences = [Sequence(request, index, prompt, limit, State.WAITING_SIBLING, epoch=epoch) for index in range(count)]
         request.born = request.unfinished = count

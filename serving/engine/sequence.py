@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-import numpy as np
 from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import IntArray
@@ -126,7 +125,3 @@ class Sequence:
     def computes_all(self) -> bool:
         """Something is made of every prompt token, so that no page of another request saves one."""
         return self.wants_prompt_logprobs or self.request.pools_all
-
-
-def as_tokens(ids: tuple[int, ...]) -> IntArray:
-    return np.array(ids, np.int32)

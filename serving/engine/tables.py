@@ -64,6 +64,20 @@ class BlockTables:
             length[owners] += counts
             taken += count
 
+    def grow(self, slot: int, tokens: int) -> None:
+        """Append the fresh pages that one slot lacks to hold so many tokens: `extend` for one whose sequence begins."""
+        if self.states is not None:
+            slots = np.array([slot], np.int32)
+            self.extend(slots, self.need(slots, np.array([tokens], np.int32)))
+            return
+        lengths = [int(length[slot]) for length in self.length]
+        needs = [max(rule.pages(tokens) - length, 0) for rule, length in zip(self.rules, lengths, strict=True)]
+        pages, taken = self.pool.allocate(sum(needs)), 0
+        for group, (need, length) in enumerate(zip(needs, lengths, strict=True)):
+            self.tables[group][slot, length : length + need] = pages[taken : taken + need]
+            self.length[group][slot] = length + need
+            taken += need
+
     def adopt(self, slot: int, group: int, pages: IntArray) -> None:
         """Begin the slot's table with pages whose references are already its own."""
         self.tables[group][slot, : len(pages)] = pages

@@ -17,16 +17,23 @@ from scheduler_toy import ToyRanks
 
 class TimedLoop:
     """Ranks that do one step after the other. `costs`: milliseconds of a step, of each decode and of each token of a prompt; `host_ms`:
-    what planning takes the host; `noise`: steps take up to this share more or less. `clock` puts it in the place of the loop's.
+    what planning takes the host, `admit_ms`: what letting in a request does; `noise`: steps take up to this share more or less. `clock`
+    puts it in the place of the loop's.
 
     Attributes: of each step its plan, and in seconds when it was `submitted`, when it `began` and when it ended (`ends`); when each
     token of a request came (`came`). All in order.
     """
 
     def __init__(
-        self, facts: RunnerFacts, costs: tuple[float, float, float], host_ms: float = 0.0, noise: float = 0.0, **config: int
+        self,
+        facts: RunnerFacts,
+        costs: tuple[float, float, float],
+        host_ms: float = 0.0,
+        noise: float = 0.0,
+        admit_ms: float = 0.0,
+        **config: int,
     ) -> None:
-        self.now, self.costs, self.host_ms, self.noise = 0.0, costs, host_ms, noise
+        self.now, self.costs, self.host_ms, self.noise, self.admit_ms = 0.0, costs, host_ms, noise, admit_ms
         self.random = Random(0)
         self.ranks = ToyRanks(facts)
         self.waiting: deque[Future] = deque()
@@ -35,7 +42,9 @@ class TimedLoop:
         self.began: list[float] = []
         self.ends: list[float] = []
         self.came: dict[str, list[float]] = {}
-        self.core = core.EngineCore(Scheduler(SchedulerConfig(**config), facts), self, facts, self)
+        scheduler = Scheduler(SchedulerConfig(**config), facts)
+        self._let_in, scheduler.submit = scheduler.submit, self._submit  # type: ignore[method-assign]
+        self.core = core.EngineCore(scheduler, self, facts, self)
 
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> TimedLoop:
         monkeypatch.setattr(core, "time", self)
@@ -49,27 +58,35 @@ class TimedLoop:
             EngineRequest(name, tuple(prompt), SamplingParams(temperature=0.0, seed=1, max_tokens=max_tokens, ignore_eos=True))
         )
 
+    def _submit(self, request: EngineRequest) -> None:
+        self._let_in(request)
+        self._until(self.now + self.admit_ms / 1000)
+
+    def _until(self, now: float) -> None:
+        """Time passes, and steps end meanwhile."""
+        self.now = max(self.now, now)
+        while self.waiting and self.ends[-len(self.waiting)] <= self.now:
+            self.waiting.popleft().set_result(self.ranks.run()[1])
+
     def run(self, arrivals: dict[float, tuple[str, list[int], int]] | None = None, until: float = 1e9) -> None:
         """Until all has been answered, or that time. `arrivals`: what is asked when."""
         due = sorted((arrivals or {}).items())
         while self.now < until:
             self.core._take_commands(0.0)
             wait = self.core._step()
-            if wait == 0:
+            if wait == 0 or not self.core._commands.empty():
                 continue
             events = [due[0][0]] if due else []
             events += [self.ends[-len(self.waiting)]] if self.waiting else []
             events += [self.now + wait] if wait is not None else []
             if not events:
                 return
-            self.now = max(self.now, min(events))
+            self._until(min(events))
             while due and due[0][0] <= self.now:
                 self.ask(*due.pop(0)[1])
-            while self.waiting and self.ends[-len(self.waiting)] <= self.now:
-                self.waiting.popleft().set_result(self.ranks.run()[1])
 
     def submit(self, plan: StepPlan) -> Future:
-        self.now += self.host_ms / 1000
+        self._until(self.now + self.host_ms / 1000)
         self.ranks.take(plan)
         self.plans.append(plan)
         self.submitted.append(self.now)

@@ -12,9 +12,9 @@ from pagoda.hal.discovery import find
 from pagoda.hal.kernel import Kernel
 from pagoda.hal.kv import CacheGroup, KVLayout, NeutralPages
 from pagoda.serving.conformance import level4_models
+from pagoda.serving.conformance.answers import run_check
 from pagoda.serving.conformance.check import Target
 from pagoda.serving.conformance.report import Outcome, Result
-from pagoda.serving.conformance.results import run_check
 
 KIND = "grouped queries"
 WRONG = """

@@ -18,10 +18,11 @@ from pagoda.hal.graphs import Replay
 from pagoda.hal.kernel import Kernel, Needs
 from pagoda.hal.memory import MemoryKind, MemoryPlan, MemoryRequest
 from pagoda.serving.conformance import level0_device, level1_kernels, level2_graphs
+from pagoda.serving.conformance.answers import run_check
 from pagoda.serving.conformance.check import Check, SkippedError, Target, UnclaimedError
+from pagoda.serving.conformance.levels import open_target
 from pagoda.serving.conformance.report import Outcome, Report, Result
-from pagoda.serving.conformance.results import run_check
-from pagoda.serving.conformance.runner import open_target, run_levels
+from pagoda.serving.conformance.runner import run_levels
 
 
 def report(*outcomes: Outcome, levels: tuple[int, ...] = (0,)) -> Report:
