@@ -19,8 +19,11 @@ from pathlib import Path
 from pagoda.serving.conformance.levels import all_checks, open_target
 from pagoda.serving.conformance.report import LEVELS, Outcome, Report, Result
 
-TOGETHER = (100, 6, 100, 100, 1, 1)
-"""Checks that a process runs, by level."""
+TOGETHER = (100, 2, 100, 100, 12, 100)
+"""Checks that a process runs, by level: of models those of two, of engines all that begin alike, as they share what is compiled."""
+
+ALONE = "rank"
+"""In the names of checks that want a process of their own: one program over several chips is a mode that a process cannot leave."""
 
 Named = tuple[int, str]
 """A check: its level and name."""
@@ -74,10 +77,10 @@ def _named(device: str) -> list[Named]:
 
 
 def _parts(checks: list[Named]) -> Iterator[list[Named]]:
-    for level, of_level in groupby(checks, lambda check: check[0]):
-        mine = list(of_level)
-        for at in range(0, len(mine), TOGETHER[level]):
-            yield mine[at : at + TOGETHER[level]]
+    for (level, alone), group in groupby(checks, lambda check: (check[0], check[0] == 5 and ALONE in check[1])):
+        mine, size = list(group), 1 if alone else TOGETHER[level]
+        for at in range(0, len(mine), size):
+            yield mine[at : at + size]
 
 
 def _run(device: str, part: list[Named]) -> Report:

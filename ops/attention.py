@@ -169,8 +169,8 @@ def from_pages(stored: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
     return stored[..., :-SCALE_BYTES].to(wide) * stored[..., -SCALE_BYTES:].contiguous().view(torch.float32).to(wide)
 
 
-_QUERIES = 32
-"""Query tokens that the reference handles at a time."""
+_QUERIES, _NUMBERS = 32, 1 << 22
+"""Query tokens that the reference handles at a time: so many, and more while they gather no more numbers of keys than that."""
 
 
 class WriteKvReference(PlainKernel):
@@ -223,9 +223,11 @@ class PagedAttentionReference(PlainKernel):
         sinks: torch.Tensor | None, slopes: torch.Tensor | None, bias: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         # Each query gathers its own keys, so a few queries at a time bound the memory; their number depends on shapes alone.
+        each = batch.block_table.shape[1] * self.facts.page_size * self.facts.num_kv_heads * self.facts.head_dim
+        step = max(_QUERIES, _NUMBERS // max(each, 1))
         parts = [
-            self._attend(q[i : i + _QUERIES], k_pages, v_pages, batch, [o[i : i + _QUERIES] for o in owners], sinks, slopes, bias)
-            for i in range(0, q.shape[0], _QUERIES)
+            self._attend(q[i : i + step], k_pages, v_pages, batch, [o[i : i + step] for o in owners], sinks, slopes, bias)
+            for i in range(0, q.shape[0], step)
         ]
         return torch.cat(parts) if parts else q.new_empty(0, self.facts.num_heads, self.facts.v_dim)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
@@ -58,6 +58,13 @@ class Report:
         return "\n  ".join([head, *(f"{failure.case}: {failure.problem}" for failure in self.failures[:10])])
 
 
+class _Place(NamedTuple):
+    """Where cases run, and what ends a run there before anybody looks at results."""
+
+    device: torch.device
+    settle: Callable[[], None]
+
+
 def check_kernel(
     kernel: Kernel,
     op: Op,
@@ -67,14 +74,16 @@ def check_kernel(
     info: DeviceInfo | None = None,
     seed: int = 0,
     cases: Iterable[Case] | None = None,
+    settle: Callable[[], None] = lambda: None,
 ) -> Report:
     """Run `kernel` over the cases of `op` in `dtype` on `device` (the CPU when not given) and compare with the oracle.
 
-    `info`, where given, decides which cases the kernel declines; `cases`, where given, are tried instead of all that `seed` makes. Never
-    raises for a kernel's mistakes: they are in the report.
+    `info`, where given, decides which cases the kernel declines; `cases`, where given, are tried instead of all that `seed` makes. `settle`
+    is called after each run, before results are looked at: a device that records operators makes one program of a run then, and not one for
+    each result. Never raises for a kernel's mistakes: they are in the report.
     """
     report = Report(op.name, kernel.name, dtype)
-    where = device or torch.device("cpu")
+    where = _Place(device or torch.device("cpu"), settle)
     for case in op.generate(torch.Generator().manual_seed(seed), dtype) if cases is None else cases:
         reason = kernel.refuse(info, case.facts) if info else (kernel.accepts(case.facts) if kernel.accepts else None)
         if reason is not None:
@@ -90,21 +99,21 @@ def check_kernel(
     return report
 
 
-def _check_case(kernel: Kernel, op: Op, case: Case, device: torch.device, report: Report) -> str | None:
+def _check_case(kernel: Kernel, op: Op, case: Case, where: _Place, report: Report) -> str | None:
     run = kernel.load(case.facts)
-    weights = [run.pack({name: _Guarded(t, device).view for name, t in case.weights.items()})] if has_weights(op) else []
+    weights = [run.pack({name: _Guarded(t, where.device).view for name, t in case.weights.items()})] if has_weights(op) else []
     expected = op.oracle(case)
     for poisoned in (True, False):
-        placed = place(case, device)
+        placed = place(case, where.device)
         with _poison(poisoned):
-            result = _invoke(run, weights, placed.case)
+            result = _invoke(run, weights, placed.case, where)
         problem = _judge(result, placed, expected, allowed_error(kernel, op, case), report) or placed.damage(case)
         if problem is not None:
             return problem
         if weights:
-            weights = [_repack(run, weights[0], case, device)]
+            weights = [_repack(run, weights[0], case, where.device)]
     if "batch_invariant" in kernel.claims and not case.mutates:
-        return _check_invariance(op, run, weights, case, device)
+        return _check_invariance(op, run, weights, case, where)
     return None
 
 
@@ -117,23 +126,25 @@ def allowed_error(kernel: Kernel, op: Op, case: Case) -> float:
     return op.tolerance(case) * max(1.0, kernel.eps / DTYPE_EPS[case.facts.dtype])
 
 
-def _invoke(run: KernelRun, weights: list[Any], case: Case) -> Any:
+def _invoke(run: KernelRun, weights: list[Any], case: Case, where: _Place) -> Any:
     args = list(case.args)
     if case.batch is not None:
         args[case.batch + 1] = run.plan(args[case.batch])
-    return run.run(*weights, *args)
+    result = run.run(*weights, *args)
+    where.settle()
+    return result
 
 
 def _repack(run: KernelRun, packed: Any, case: Case, device: torch.device) -> Any:
     return run.pack({name: tensor.to(device) for name, tensor in case.weights.items()}, out=packed)
 
 
-def _check_invariance(op: Op, run: KernelRun, weights: list[Any], case: Case, device: torch.device) -> str | None:
-    whole = as_tuple(_invoke(run, weights, place(case, device).case))
+def _check_invariance(op: Op, run: KernelRun, weights: list[Any], case: Case, where: _Place) -> str | None:
+    whole = as_tuple(_invoke(run, weights, place(case, where.device).case, where))
     for part in op.split(case):
-        alone = as_tuple(_invoke(run, weights, place(part.case, device).case))
+        alone = as_tuple(_invoke(run, weights, place(part.case, where.device).case, where))
         for a, b in zip(whole, alone, strict=True):
-            if a is not None and not torch.equal(a[part.rows].nan_to_num(), b.nan_to_num()):
+            if a is not None and not torch.equal(a.cpu()[part.rows].nan_to_num(), b.cpu().nan_to_num()):
                 return f"claims batch invariance, but differs as {part.case.label}"
     return None
 

@@ -144,10 +144,10 @@ def processed_logits(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 
 
 def _inverse_cdf(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Index where the cumulative weight passes `u` of the total; never one of zero weight."""
+    """Index where the cumulative weight passes `u` of the total; never one of zero weight, and 0 where there is no other or any is NaN."""
     total = weights.cumsum(-1, dtype=torch.float64)
     target = u[:, None] * total[:, -1:]
-    return (total <= target).sum(-1).clamp(max=weights.shape[1] - 1)
+    return ((total <= target) & (total[:, -1:] > 0)).sum(-1).clamp(max=weights.shape[1] - 1)
 
 
 _MASK = 0xFFFFFFFF

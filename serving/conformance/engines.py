@@ -24,6 +24,9 @@ from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestD
 from pagoda.serving.engine.params import SamplingParams
 
 MAX_LEN = 128
+POOL = {"kv_cache_memory_bytes": 4 << 20}
+"""Of an engine that is given no number of pages: room for all of its requests, and little to copy on a device that copies pools."""
+
 T = TypeVar("T")
 
 
@@ -40,7 +43,8 @@ async def running(target: Target, config: Mapping[str, Any], **settings: Any) ->
     """An engine with dummy weights for `config`; small, so that requests compete for it."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(dict(config)))
-        chosen: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": MAX_LEN, **settings}
+        pool = {} if "num_gpu_blocks_override" in settings else POOL
+        chosen: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": MAX_LEN, **pool, **settings}
         told = EngineConfig(model=folder, device=target.backend.name, dtype="float32", load_format="dummy", **chosen)
         engines: list[Engine] = []
 

@@ -65,7 +65,8 @@ def _dtypes(target: Target, kernel: Kernel) -> list[str]:
 def _part(target: Target, kernel: Kernel, dtype: str, part: int, parts: int) -> Report:
     device, op = target.device, ALL_OPS[kernel.op]
     cases = None if parts == 1 else _cases(kernel.op, dtype, part, parts)
-    report = check_kernel(kernel, op, dtype=dtype, device=device.torch_device, info=device.info, cases=cases)
+    where: dict[str, Any] = {"device": device.torch_device, "info": device.info, "settle": device.synchronize}
+    report = check_kernel(kernel, op, dtype=dtype, cases=cases, **where)
     device.synchronize()
     return report
 

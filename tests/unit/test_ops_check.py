@@ -102,6 +102,31 @@ def test_an_error_of_the_kernel_is_a_failure_and_not_an_error_of_the_check() -> 
     assert "AttributeError" in report.failures[0].problem
 
 
+def test_a_run_is_settled_before_its_results_are_looked_at() -> None:
+    pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    class Recorded(GemmReference):
+        """Its results are there when it is settled, as on a device that records operators."""
+
+        def run(self, packed: Any, x: torch.Tensor) -> torch.Tensor:
+            result = super().run(packed, x)
+            pending.append((torch.full_like(result, float("nan")), result))
+            return pending[-1][0]
+
+    class Lazy(Kernel):
+        def load(self, facts: Any) -> Any:
+            return Recorded(facts)
+
+    def settle() -> None:
+        promised, result = pending.pop()
+        promised.copy_(result)
+
+    lazy = Lazy("gemm", "lazy", "")
+    assert not check_kernel(lazy, ALL_OPS["gemm"], settle=settle).failures
+    assert not pending
+    assert check_kernel(lazy, ALL_OPS["gemm"]).failures
+
+
 def _logged(level: Level) -> tuple[Any, list[str]]:
     said: list[str] = []
     backend = ReferenceBackend()
