@@ -25,6 +25,7 @@ TOGETHER = (100, 2, 100, 100, 12, 100)
 ALONE = "rank"
 """In the names of checks that want a process of their own: one program over several chips is a mode that a process cannot leave."""
 
+NOT_RUN = "not run yet"
 Named = tuple[int, str]
 """A check: its level and name."""
 
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> int:
 
 def empty(device: str, named: list[Named]) -> Report:
     """Of which nothing is shown yet."""
-    results = [Result(level, name, Outcome.SKIPPED, "not run yet") for level, name in named]
+    results = [Result(level, name, Outcome.SKIPPED, NOT_RUN) for level, name in named]
     return Report(device, {}, {}, tuple(sorted({level for level, _ in named})), results)
 
 
@@ -84,21 +85,20 @@ def _parts(checks: list[Named]) -> Iterator[list[Named]]:
 
 
 def _run(device: str, part: list[Named]) -> Report:
-    """Its report; one whose process has ended too soon is run again check by check."""
+    """Its report; what a process that has ended too soon has left is run again check by check."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pagoda.serving.cli.main", "conformance", "--device", device, "--level", str(part[0][0])]
         ended = subprocess.run([*command, *(f"--check={name}" for _, name in part), "--json", str(file)], check=False)
-        if file.exists():
-            return Report.from_json(file.read_text(encoding="utf-8"))
-    if len(part) > 1:
-        first, *others = (_run(device, [check]) for check in part)
-        for other in others:
-            first = first.joined(other)
-        return first
-    ((level, name),) = part
-    lost = Result(level, name, Outcome.FAILED, f"its process ended with {ended.returncode} before it could report")
-    return Report(device, {}, {}, (level,), [lost])
+        report = Report.from_json(file.read_text(encoding="utf-8")) if file.exists() else empty(device, part)
+    left = [(one.level, one.name) for one in report.results if one.detail == NOT_RUN]
+    if left and len(part) == 1:
+        ((level, name),) = left
+        lost = Result(level, name, Outcome.FAILED, f"its process ended with {ended.returncode} before it could report")
+        return report.joined(Report(device, {}, {}, (level,), [lost]))
+    for check in left:
+        report = report.joined(_run(device, [check]))
+    return report
 
 
 if __name__ == "__main__":

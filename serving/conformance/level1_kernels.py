@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache, partial, reduce
 from itertools import groupby
+from typing import Any
 
 import torch
 from pagoda.hal.info import Feature
