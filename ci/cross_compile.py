@@ -35,7 +35,10 @@ TARGETS = {
     "gfx90a": ("rocm", "mi250x"), "gfx942": ("rocm", "mi300x"), "gfx950": ("rocm", "mi355x"), "gfx1100": ("rocm", "rx7900xtx"),
     "gfx1201": ("rocm", "rx9070xt"),
 }  # fmt: skip
-PRODUCTS = ("act_gemm", "gemm", "gemm_fp8", "moe_mlp", "moe_mlp_fp8", "norm_gemm", "paged_attention")
+PRODUCTS = (
+    "act_gemm", "choose_keys", "gemm", "gemm_fp8", "lora_delta", "moe_mlp", "moe_mlp_fp8", "norm_gemm", "paged_attention",
+    "segment_attention", "sparse_attention",
+)  # fmt: skip
 DTYPES = ("bfloat16", "float16", "float32")
 
 

@@ -13,6 +13,7 @@ from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.attention import AttentionFacts, HostLengths, PagedBatch
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_fp8 import GemmFp8Facts
+from pagoda.ops.lora import LoraFacts
 from pagoda.ops.moe import MoeMlpFacts, RouteFacts
 from pagoda.ops.moe_fp8 import MoeMlpFp8Facts
 from pagoda.ops.norm import NormFacts
@@ -20,6 +21,8 @@ from pagoda.ops.norm_gemm import NormGemmFacts
 from pagoda.ops.op import Case
 from pagoda.ops.rope_write import RopeWriteFacts
 from pagoda.ops.sampling import SamplingFacts, SamplingRows
+from pagoda.ops.segment_attention import SegmentAttentionFacts, Segments
+from pagoda.ops.sparse_attention import ChooseFacts, SparseAttentionFacts
 from pagoda.ops.triton import gemm_routes
 
 HEADS = (128, 64, 80, 96, 192, 256)
@@ -38,6 +41,14 @@ SPECIAL: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
 """Heads of models whose attention sees less, more, or otherwise."""
 LAYERS = ((6144, 4096), (28672, 4096), (4096, 14336), (5120, 2048), (960, 576))
 """(outputs, inner numbers) that no table was measured for stand beside those that one was."""
+
+ADAPTED = ((4096, (4096, 1024, 1024)), (14336, (4096,)))
+"""(inner numbers, parts) of layers with room for adapters."""
+ENCODERS: tuple[tuple[int, int, int, dict[str, Any]], ...] = (
+    (20, 20, 64, {}), (16, 16, 72, {}), (16, 16, 80, {}), (16, 16, 96, {}), (16, 8, 128, {}), (12, 12, 64, {"window": 64}),
+    (32, 32, 64, {"bias": True}), (4, 1, 256, {}),
+)  # fmt: skip
+"""(heads, KV heads, their size, what else) of encoders: Whisper's, towers', ModernBERT's, T5's, Gemma's."""
 
 
 def shapes(op: str, dtype: str) -> Iterator[Case] | None:
@@ -186,7 +197,45 @@ def _sample(dtype: str) -> Iterator[Case]:
         yield Case(f"{rows} rows of {vocab}", SamplingFacts(dtype, vocab), (_empty(dtype, rows, vocab), settings))
 
 
+def _lora(dtype: str) -> Iterator[Case]:
+    few = dtype == "float32"  # which nobody serves in
+    for (inner, parts), rank, tokens in product(ADAPTED[: 1 if few else None], (16,) if few else (16, 256), (1, 64, 2048)):
+        facts = LoraFacts(dtype, inner, parts, 8, rank)
+        args = (_empty(dtype, tokens, facts.out_features), _empty(dtype, tokens, inner), _empty(dtype, *facts.down_shape))
+        yield Case(f"{tokens} tokens, rank {rank}", facts, (*args, _empty(dtype, *facts.up_shape), _empty("int32", tokens)), mutates=(0,))
+
+
+def _segments(dtype: str) -> Iterator[Case]:
+    for (heads, kv_heads, dim, more), lengths in product(ENCODERS[: 2 if dtype == "float32" else None], ((1500,), (20,) * 64)):
+        facts = SegmentAttentionFacts(dtype, heads, kv_heads, dim, 0.1, **more)
+        tokens, segments = sum(lengths), Segments(_empty("int32", len(lengths) + 1))
+        q, k, v = (_empty(dtype, tokens, count, dim) for count in (heads, kv_heads, kv_heads))
+        bias = _empty("float32", heads, 2 * max(lengths) - 1) if facts.bias else None
+        yield Case(f"{len(lengths)} segments, heads of {dim}", facts, (q, k, v, segments, bias))
+
+
+def _latents(dtype: str, heads: int, width: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, PagedBatch]]:
+    """Decodes, one decode and prompts: queries of `heads` heads, and pages of keys that they share."""
+    facts = AttentionFacts(dtype, dtype, heads, 1, width, width, 64, 0.1)
+    for label, queries, longest in (("decodes of 64", [1] * 64, 16384), ("decode of 1", [1], 65536), ("prompts", [4096, 300], 8192)):
+        case = _step(facts, label, queries, longest)
+        yield label, case.args[0], case.args[1], case.args[3]
+
+
+def _choices(dtype: str) -> Iterator[Case]:
+    for label, q, pages, batch in _latents(dtype, 64, 128):
+        yield Case(label, ChooseFacts(dtype, dtype, 64, 128, 64, 2048), (q, _empty(dtype, q.shape[0], 64), pages, batch))
+
+
+def _sparse(dtype: str) -> Iterator[Case]:
+    for heads in (16, 128):
+        facts = SparseAttentionFacts(dtype, dtype, heads, 576, 512, 64, 0.1, 2048)
+        for label, q, pages, batch in _latents(dtype, heads, 576):
+            yield Case(f"{label}, {heads} heads", facts, (q, pages, _empty("int32", q.shape[0], 2048), batch))
+
+
 MAKERS = {
+    "lora_delta": _lora, "segment_attention": _segments, "choose_keys": _choices, "sparse_attention": _sparse,
     "paged_attention": _attention, "gemm": _gemm, "gemm_fp8": _gemm_fp8, "norm_gemm": _norm_gemm, "moe_mlp": _moe, "moe_mlp_fp8": _moe_fp8,
     "route": _route, "rope_write": _rope_write, "rms_norm": _norm, "add_rms_norm": _add_norm, "sample": _sample,
 }  # fmt: skip

@@ -83,6 +83,11 @@ class SegmentAttentionReference(PlainKernel):
         return torch.einsum("tghk,kgd->tghd", weights, v.to(wide)).flatten(1, 2).to(q.dtype)
 
 
+def _step(window: int) -> int:
+    """Queries of a stretch."""
+    return max(window, 64)
+
+
 class SegmentAttentionTorch(PlainKernel):
     """torch's own fused attention, a segment at a time: the host must know where they end, and waits for the device where it does not."""
 
@@ -97,11 +102,32 @@ class SegmentAttentionTorch(PlainKernel):
         return out
 
     def _segment(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        facts = self.facts
+        facts, window = self.facts, self.facts.window
+        if window is not None and q.shape[0] >= 2 * (_step(window) + 2 * window):
+            return self._stretches(q, k, v, bias, window)
         q_, k_, v_ = (t.transpose(0, 1)[None] for t in (q, k, v))
         grouped = facts.num_heads != facts.num_kv_heads
         mask = self._mask(q, bias)
         return F.scaled_dot_product_attention(q_, k_, v_, attn_mask=mask, scale=facts.scale, enable_gqa=grouped)[0].transpose(0, 1)
+
+    def _stretches(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, window: int) -> torch.Tensor:
+        """Queries some at a time, with the keys that their windows reach: work grows with the window and not with the segment."""
+        facts, length, step = self.facts, q.shape[0], _step(window)
+        count = -(-length // step)
+        more, reach = count * step - length, step + 2 * window
+        q_ = F.pad(q, (0, 0, 0, 0, 0, more)).unflatten(0, (count, step)).transpose(1, 2)
+        k_, v_ = (F.pad(t, (0, 0, 0, 0, window, window + more)).unfold(0, reach, step).transpose(2, 3) for t in (k, v))
+        key = torch.arange(reach, device=q.device) - window
+        distance = key - torch.arange(step, device=q.device)[:, None]
+        place = key + step * torch.arange(count, device=q.device)[:, None]
+        mask = ((distance.abs() <= window) & ((place >= 0) & (place < length))[:, None])[:, None]  # [count, 1, step, reach]
+        if bias is not None:
+            middle = bias.shape[1] // 2
+            added = bias[:, distance.clamp(-middle, middle) + middle]
+            mask = added.expand(count, -1, -1, -1).masked_fill(~mask, float("-inf")).to(q.dtype)
+        grouped = facts.num_heads != facts.num_kv_heads
+        parts = F.scaled_dot_product_attention(q_, k_, v_, attn_mask=mask, scale=facts.scale, enable_gqa=grouped)
+        return parts.transpose(1, 2).flatten(0, 1)[:length]
 
     def _mask(self, q: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
         """What is added to the logits, or which are seen, `[1, H or 1, L, L]`; None where all are as they are."""

@@ -47,6 +47,7 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         _experts_kernel(),
         _float8_experts_kernel(),
         _head_kernel(),
+        replace(_native("lora_delta", ""), implementation=f"{_MORE}NativeLoraDelta"),
         # The reference, where it is told to be: below it, so that a choice changes for batch invariance alone.
         Kernel("route", "torch", "pagoda.ops.moe:RouteReference", _needs(), _by_row, -2.0, _CLAIMS),
         *_expert_block_kernels(),

@@ -16,9 +16,10 @@ from pagoda.ops.gguf.types import GgmlType
 from pagoda.ops.head_gemm import HeadGemmFacts
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_gguf import GemmGgufFacts
+from pagoda.ops.lora import LoraFacts
 from pagoda.ops.moe import MoeMlpFacts
 from pagoda.ops.native.arena import arena
-from pagoda.ops.native.library import BLOCK_KINDS, TYPES, Native, QuantArgs, load
+from pagoda.ops.native.library import BLOCK_KINDS, TYPES, LoraArgs, Native, QuantArgs, load
 
 _threads = torch.get_num_threads
 
@@ -116,6 +117,27 @@ class NativeHeadGemm(PlainKernel):
             place = out.data_ptr() + head * outer * out.element_size()
             self._gemm(one.handle, start + head * step, x.stride(0), rows, place, heads * outer, threads)
         return out
+
+
+class NativeLoraDelta(PlainKernel):
+    """`lora_delta` that touches the adapters of the rows alone; four rows of one share what is loaded of it."""
+
+    facts: LoraFacts
+
+    def __init__(self, facts: LoraFacts, native: Native | None = None) -> None:
+        super().__init__(facts)
+        self._lora = (native or load()).lora
+        self._columns = torch.tensor(facts.parts)
+        sizes = (facts.in_features, facts.out_features, facts.rank, facts.slots, len(facts.parts), TYPES[facts.dtype])
+        self._args = LoraArgs(*sizes, self._columns.data_ptr())
+        self._handle = ctypes.addressof(self._args)
+
+    def run(self, out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, slots: torch.Tensor) -> None:
+        x = x if x.stride(1) == 1 else x.contiguous()
+        self._lora(
+            self._handle, x.data_ptr(), x.stride(0), down.data_ptr(), up.data_ptr(), slots.contiguous().data_ptr(), x.shape[0],
+            out.data_ptr(), _threads(),
+        )  # fmt: skip
 
 
 class NativeMoeMlp(PlainKernel):

@@ -15,8 +15,9 @@ SHAPES = (
     LoraFacts("", 128, (64, 32, 32), 2, 16),
     LoraFacts("", 129, (33, 17), 5, 5),
     LoraFacts("", 1, (1,), 2, 4),
+    LoraFacts("", 600, (70, 200), 3, 100),
 )
-"""One linear layer, odd sizes, a stacked q, k, v, a stacked pair, the smallest."""
+"""One linear layer, odd sizes, a stacked q, k, v, a stacked pair, the smallest, a high rank."""
 
 
 def _oracle(case: Case) -> torch.Tensor:
@@ -53,6 +54,10 @@ def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
         yield _case(gen, "nobody has one", dtype, shape, [-1] * 7)
         yield _case(gen, "all have the last", dtype, shape, [shape.slots - 1] * 9)
     yield _case(gen, "segments", dtype, SHAPES[2], [-1] * 5 + [1] * 20 + [0] * 3 + [-1] + [1] * 4)
+    yield _case(gen, "many rows", dtype, SHAPES[3], [(7 * i + i // 9) % 6 - 1 for i in range(150)])
+    yield _case(gen, "many rows of one", dtype, SHAPES[2], [1] * 90)
+    yield _case(gen, "many rows of nobody", dtype, SHAPES[0], [-1] * 70)
+    yield _case(gen, "a long prompt", dtype, LoraFacts("", 16, (8, 8), 3, 8), [-1] * 5 + [2] * 2000 + [0] * 60)
     yield _case(gen, "large magnitudes", dtype, SHAPES[0], [0, -1, 0], scale=1e3)
     case = _case(gen, "strided input", dtype, SHAPES[3], [0, 4, -1, 4])
     yield Case(case.label, case.facts, (case.args[0], strided(case.args[1]), *case.args[2:]), mutates=(0,))

@@ -59,6 +59,11 @@ def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
     yield _case(gen, "as many keys as heads, odd size", replace(base, num_kv_heads=4, head_dim=24, scale=0.3), (9, 33))
     yield _case(gen, "window", replace(base, window=4), ragged)
     yield _case(gen, "window as wide as a segment", replace(base, window=16), (17, 18))
+    yield _case(gen, "a narrow window in a long segment", replace(base, window=5), (3, 200, 150))
+    yield _case(gen, "the same with bias", replace(base, window=3, bias=True), (170,))
+    yield _case(gen, "long", replace(base, num_heads=2, num_kv_heads=1), (150, 2, 131))
+    for dim in (16, 64, 72, 80, 96, 128):
+        yield _case(gen, "heads of towers", replace(base, num_heads=2, num_kv_heads=2, head_dim=dim, scale=dim**-0.5), (33, 70))
     yield _case(gen, "bias", replace(base, bias=True), ragged)
     yield _case(gen, "bias in a window", replace(base, bias=True, window=3), ragged)
 

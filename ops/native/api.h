@@ -46,6 +46,13 @@ struct PgBatch {
   int64_t rows;
 };
 
+// Room for adapters beside a linear layer. `columns`: outputs of each part. Of each slot: down [parts · rank][inner], up [rank][outer].
+struct PgLora {
+  int64_t inner, outer, rank, slots, parts;
+  int32_t type;
+  const int64_t* columns;
+};
+
 // Element strides of the pages of one layer; the last dimension is contiguous.
 struct PgPages {
   void *k, *v;
@@ -81,6 +88,9 @@ struct PgTable {
   // Rows `ids` of packed weights, as numbers of their `type`.
   void (*gather)(const PgGemm*, const int64_t* ids, int64_t count, void* out, int64_t out_stride, int threads);
   void (*quant_gather)(const PgQuant*, const int64_t* ids, int64_t count, void* out, int64_t out_stride, int threads);
+  // out += x · downᵀ · up of each row's slot; rows of slot −1 stay as they are.
+  void (*lora)(const PgLora*, const void* x, int64_t x_stride, const void* down, const void* up, const int32_t* slots, int64_t rows, void* out,
+               int threads);
   // The one function that is the same for all instruction sets; `table` gives it exponentials and maxima.
   void (*sample)(const PgTable* table, const void* logits, int64_t stride, int type, int64_t rows, int64_t width, const int32_t* mask,
                  const float* temperature, const int32_t* top_k, const float* top_p, const float* min_p, const int64_t* seed,

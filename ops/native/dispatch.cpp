@@ -117,6 +117,7 @@ const PgTable* recorded() {
     t.quant_gemm = Recorded<TABLE, &PgTable::quant_gemm>::call;
     t.gather = Recorded<TABLE, &PgTable::gather>::call;
     t.quant_gather = Recorded<TABLE, &PgTable::quant_gather>::call;
+    t.lora = Recorded<TABLE, &PgTable::lora>::call;
     t.sample = Recorded<TABLE, &PgTable::sample>::call;
     return t;
   }();

@@ -2,6 +2,7 @@
 #include "attention.h"
 #include "gather.h"
 #include "gemm.h"
+#include "lora.h"
 #include "pointwise.h"
 #include "quant.h"
 
@@ -16,5 +17,6 @@ const PgTable PG_JOIN(pg_table_, PG_ISA) = {
     PG_ISA::rope, PG_ISA::rms_norm, PG_ISA::activation, PG_ISA::argmax,    PG_ISA::bitmask,
     PG_ISA::exp_row,
     PG_ISA::quant_bytes,  PG_ISA::quant_pack, PG_ISA::quant_gemm, PG_ISA::gather, PG_ISA::quant_gather,
+    PG_ISA::lora,
     pg_sample,
 };

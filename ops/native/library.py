@@ -78,6 +78,12 @@ class BatchArgs(Structure):
     )  # fmt: skip
 
 
+class LoraArgs(Structure):
+    """`PgLora`: room for adapters beside a linear layer."""
+
+    _fields_ = (*((name, c_int64) for name in ("inner", "outer", "rank", "slots", "parts")), ("type", c_int32), ("columns", c_void_p))
+
+
 class PagesArgs(Structure):
     """`PgPages`: a layer's pages and their element strides."""
 
@@ -105,6 +111,7 @@ _FUNCTIONS: dict[str, Any] = {
     "quant_gemm": CFUNCTYPE(None, _P, _P, _N, _N, _P, _N, c_int),
     "gather": CFUNCTYPE(None, _P, _P, _N, _P, _N, c_int),
     "quant_gather": CFUNCTYPE(None, _P, _P, _N, _P, _N, c_int),
+    "lora": CFUNCTYPE(None, _P, _P, _N, _P, _P, _P, _N, _P, c_int),
     "sample": CFUNCTYPE(None, _P, _P, _N, c_int, _N, _N, _P, _P, _P, _P, _P, _P, _P, _P, _P, c_int),
 }
 """Members of `PgTable` after its name, in order; their arguments are described in `api.h`."""

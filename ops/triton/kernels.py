@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pagoda.ops.moe_fp8 import MoeMlpFp8Facts
     from pagoda.ops.norm_gemm import NormGemmFacts
     from pagoda.ops.rope_write import RopeWriteFacts
+    from pagoda.ops.segment_attention import SegmentAttentionFacts
+    from pagoda.ops.sparse_attention import ChooseFacts, SparseAttentionFacts
 
 FLOATS = frozenset({"float32", "bfloat16", "float16"})
 PAGES = FLOATS | {"float8_e4m3fn"}
@@ -41,9 +43,23 @@ def _latent_fits(facts: AttentionFacts) -> Reason | None:
     asked = [name for name in ("window", "chunk", "softcap", "sinks", "alibi", "bias") if getattr(facts, name)]
     if asked or not facts.causal:
         return f"no {' or '.join(asked) or 'bidirectional attention'}"
+    return _latent_sizes(facts)
+
+
+def _latent_sizes(facts: AttentionFacts | SparseAttentionFacts) -> Reason | None:
     if facts.head_dim - facts.v_dim > 128 or facts.v_dim > 512:
         return f"latents of up to 512 numbers and 128 rotated ones, not {facts.v_dim} and {facts.head_dim - facts.v_dim}"
     return None if facts.kv_dtype in PAGES else f"KV in {', '.join(sorted(PAGES))}, not {facts.kv_dtype}"
+
+
+def _choice_fits(facts: ChooseFacts) -> Reason | None:
+    if facts.dim > 256 or facts.heads > 128:
+        return f"up to 128 heads of up to 256 numbers, not {facts.heads} of {facts.dim}"
+    return None if facts.kv_dtype in PAGES else f"keys in {', '.join(sorted(PAGES))}, not {facts.kv_dtype}"
+
+
+def _segments_fit(facts: SegmentAttentionFacts) -> Reason | None:
+    return f"head sizes up to 256, not {facts.head_dim}" if facts.head_dim > 256 else None
 
 
 def _writable(facts: AttentionFacts) -> Reason | None:
@@ -104,6 +120,9 @@ def triton_kernels() -> tuple[Kernel, ...]:
     return (
         Kernel("paged_attention", "triton", f"{HERE}.paged_attention:PagedAttention", NEEDS, _attention_fits, 1.0, CLAIMS),
         Kernel("paged_attention", "triton_latent", f"{HERE}.latent_attention:LatentAttention", HALVES, _latent_fits, 3.0, CLAIMS),
+        Kernel("segment_attention", "triton", f"{HERE}.segment_attention:SegmentAttention", NEEDS, _segments_fit, 1.0, CLAIMS),
+        Kernel("choose_keys", "triton", f"{HERE}.choose_keys:ChooseKeys", NEEDS, _choice_fits, 1.0, CLAIMS),
+        Kernel("sparse_attention", "triton", f"{HERE}.sparse_attention:SparseAttention", NEEDS, _latent_sizes, 1.0, CLAIMS),
         Kernel("write_kv", "triton", f"{HERE}.attention:WriteKv", NEEDS, _writable, 1.0, INVARIANT),
         Kernel("rms_norm", "triton", f"{HERE}.pointwise:RmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("add_rms_norm", "triton", f"{HERE}.pointwise:AddRmsNorm", NEEDS, None, 1.0, INVARIANT),
@@ -111,6 +130,7 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel("rope_write", "triton", f"{HERE}.rope_write:RopeWrite", NEEDS, _float_pages, 1.0, CLAIMS),
         Kernel("rope_write", "triton_fixed", f"{HERE}.rope_write:RopeWriteFixed", NEEDS, _float_pages, FIXED, INVARIANT),
         Kernel("route", "triton", f"{HERE}.moe:Route", NEEDS, _ungrouped, 1.0, INVARIANT),
+        Kernel("lora_delta", "triton", f"{HERE}.lora:LoraDelta", NEEDS, None, 1.0, CLAIMS),
         Kernel("moe_mlp", "triton", f"{HERE}.moe:MoeMlp", NEEDS, _gated_silu, 1.0, CLAIMS),
         Kernel("sample", "triton", f"{HERE}.sampling:Sample", NEEDS, None, 1.0, INVARIANT),
         Kernel("gated_activation", "triton", f"{HERE}.pointwise:SiluAndMul", NEEDS, _plain_silu, 1.0, INVARIANT),

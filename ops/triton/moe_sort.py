@@ -18,7 +18,7 @@ CHUNK, PART = 512, 128
 """Choices of a program of the kernels for many, and of those that are placed at once."""
 
 
-@triton.jit(do_not_specialize=["pairs", "first", "blocks"])
+@triton.jit(do_not_specialize=["pairs", "first", "blocks"], do_not_specialize_on_alignment=["ids"])
 def _sort(ids, order, owner, pairs, first, blocks, EXPERTS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
           ROWS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Program e writes the choices of expert e, in order, padded with `pairs` to whole blocks; `owner` gets each block's expert."""
@@ -71,7 +71,7 @@ def _nobody(owner, used, blocks):
         tl.store(owner + block, -1)
 
 
-@triton.jit(do_not_specialize=["pairs", "first"])
+@triton.jit(do_not_specialize=["pairs", "first"], do_not_specialize_on_alignment=["ids"])
 def _count(ids, counts, pairs, first, EXPERTS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr):
     """How often each expert was chosen in a chunk, `[chunks, BINS]`."""
     if EARLY:
@@ -82,7 +82,7 @@ def _count(ids, counts, pairs, first, EXPERTS: tl.constexpr, BINS: tl.constexpr,
     tl.store(counts + chunk * BINS + tl.arange(0, BINS), tl.histogram(mine, BINS, mask=local))
 
 
-@triton.jit(do_not_specialize=["pairs", "first", "blocks", "chunks"])
+@triton.jit(do_not_specialize=["pairs", "first", "blocks", "chunks"], do_not_specialize_on_alignment=["ids"])
 def _place(ids, counts, order, owner, pairs, first, blocks, chunks, EXPERTS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
            PART: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """A chunk's choices go behind those of the same expert in chunks before it."""
@@ -118,17 +118,24 @@ def _place(ids, counts, order, owner, pairs, first, blocks, chunks, EXPERTS: tl.
 
 def sort_choices(facts: MoeMlpFacts, ids: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Choices by expert in blocks of `rows`, and the expert of each block that there can be, −1 for those that there are not."""
-    pairs, local = ids.numel(), facts.local or facts.experts
+    return sorted_blocks(ids, facts.local or facts.experts, facts.first, rows)
+
+
+def sorted_blocks(ids: torch.Tensor, local: int, first: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places of `ids` in the order of their id, `local` of them from `first` on and no others, in blocks of `rows` padded with the number
+    of places; and the id of each block that there can be, counted from `first`, −1 for those that there are not."""
+    pairs = ids.numel()
     blocks = min(pairs, local + pairs // rows)
     order = torch.empty(blocks * rows, dtype=torch.int32, device=ids.device)
     owner = torch.empty(blocks, dtype=torch.int32, device=ids.device)
-    sizes = {"EXPERTS": local, "BINS": triton.next_power_of_2(local), "num_warps": 4, **early(ids.device)}
+    bins = max(triton.next_power_of_2(local), 2)
+    sizes = {"EXPERTS": local, "BINS": bins, "num_warps": 4, **early(ids.device)}
     if pairs <= PAIRS:
         block = min(PAIRS, max(128, triton.next_power_of_2(pairs)))
-        _sort[(local,)](ids, order, owner, pairs, facts.first, blocks, BLOCK=block, ROWS=rows, **sizes)
+        _sort[(local,)](ids, order, owner, pairs, first, blocks, BLOCK=block, ROWS=rows, **sizes)
         return order, owner
     chunks = triton.cdiv(pairs, CHUNK)
-    counts = torch.empty(chunks, triton.next_power_of_2(local), dtype=torch.int32, device=ids.device)
-    _count[(chunks,)](ids, counts, pairs, facts.first, CHUNK=CHUNK, **sizes)
-    _place[(chunks,)](ids, counts, order, owner, pairs, facts.first, blocks, chunks, CHUNK=CHUNK, PART=PART, ROWS=rows, **sizes)
+    counts = torch.empty(chunks, bins, dtype=torch.int32, device=ids.device)
+    _count[(chunks,)](ids, counts, pairs, first, CHUNK=CHUNK, **sizes)
+    _place[(chunks,)](ids, counts, order, owner, pairs, first, blocks, chunks, CHUNK=CHUNK, PART=PART, ROWS=rows, **sizes)
     return order, owner

@@ -25,11 +25,23 @@ from pagoda.ops.cases.common import draw, tolerance
 from pagoda.ops.cases.linear import GEMM, _gemm_case
 from pagoda.ops.cases.linear_gguf import GEMM_GGUF, draw_blocks, true_numbers
 from pagoda.ops.cases.linear_gguf import _gemm_case as _gguf_case
+from pagoda.ops.cases.lora import LORA_DELTA
 from pagoda.ops.cases.norm import ADD_RMS_NORM, RMS_NORM
 from pagoda.ops.cases.rope import ROPE
 from pagoda.ops.cases.sampling import MASKED_SAMPLE, SAMPLE, TOKEN_BITMASK, draw_masks
 from pagoda.ops.gguf.types import GgmlType
-from pagoda.ops.native.library import BLOCK_KINDS, PAGE_TYPES, QUANT_KINDS, TYPES, AttentionArgs, BatchArgs, GemmArgs, PagesArgs, QuantArgs
+from pagoda.ops.native.library import (
+    BLOCK_KINDS,
+    PAGE_TYPES,
+    QUANT_KINDS,
+    TYPES,
+    AttentionArgs,
+    BatchArgs,
+    GemmArgs,
+    LoraArgs,
+    PagesArgs,
+    QuantArgs,
+)
 from pagoda.ops.op import DTYPE_EPS, Case
 
 API = Path(__file__).resolve().parents[2] / "ops/native/api.h"
@@ -442,6 +454,17 @@ def _exponentials(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
             yield r
 
 
+def _loras(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
+    for case in LORA_DELTA.generate(gen, dtype):
+        facts, (out, x, down, up, slots) = case.facts, case.args
+        r = Recording(f"lora {dtype} {case.label} {facts.in_features}×{facts.out_features}")
+        sizes = (facts.in_features, facts.out_features, facts.rank, facts.slots, len(facts.parts), TYPES[dtype])
+        handle = r.struct(LoraArgs(*sizes), columns=r.tensor(torch.tensor(facts.parts)))
+        where = r.mutated(out, LORA_DELTA.oracle(case), LORA_DELTA.tolerance(case))
+        r.call("lora", handle, r.tensor(x), x.stride(0), r.tensor(down), r.tensor(up), r.tensor(slots), x.shape[0], where, THREADS)
+        yield r
+
+
 class Family(NamedTuple):
     """Cases, and the functions that they hold to their truth."""
 
@@ -462,6 +485,7 @@ FAMILIES = {
     "sample": Family(("sample",), _samples),
     "argmax": Family(("argmax",), _argmaxes),
     "bitmask": Family(("bitmask",), _bitmasks),
+    "lora": Family(("lora",), _loras),
     "exp_row": Family(("exp_row",), _exponentials),
 }
 
