@@ -49,7 +49,7 @@ def _choose_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
     for label, segments, heads, dim, top_k, page, padding in (
         ("empty", [], 2, 8, 4, 16, 0), ("one token", [(1, 1)], 2, 8, 4, 16, 0), ("mixed", _MIXED, 4, 16, 12, 16, 0),
         ("padded", _MIXED, 4, 16, 12, 16, 3), ("one key", _MIXED, 1, 8, 1, 8, 0), ("more than there are", _MIXED, 2, 8, 256, 16, 0),
-        ("long", [(1, 700), (3, 300)], 8, 32, 64, 64, 0),
+        ("long", [(1, 700), (3, 300)], 8, 32, 64, 64, 0), ("longer", [(1, 5000)], 2, 8, 70, 64, 0),
     ):  # fmt: skip
         base = attention_case(gen, facts_of(dtype, (heads, 1), dim, page), label, segments, padding, rows=bool(padding))
         q, pages, _, batch = base.args[:4]
