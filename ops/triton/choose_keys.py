@@ -150,14 +150,15 @@ class ChooseKeys(PlainKernel):
         facts, requests, length, single = self.facts, batch.seq_lens.shape[0], scores.shape[1], batch.max_query <= 1
         heads, dim = max(triton.next_power_of_2(facts.heads), 16), max(triton.next_power_of_2(facts.dim), 16)
         block_q = 1 if single else 16
-        tile = 128 if single or q.element_size() > 2 else 256
+        # Products of float32 are without matrix instructions, whose factors a thread has whole rows of.
+        tile = 32 if q.element_size() > 2 else 128 if single else 256
         blocks, most = _blocks(begin, end, requests, block_q, single)
         stages = fitting_stages(q.device, min(2, most_stages(q.device)), heads * dim * q.element_size(), tile * dim * q.element_size())
         _score[(blocks, triton.cdiv(length, tile))](
             q, weights, as_stored(pages), scores, batch.query_start, batch.seq_lens, batch.block_table, requests, most, begin, end, length,
             q.stride(0), q.stride(1), weights.stride(0), pages.stride(0), pages.stride(1), batch.block_table.stride(0),
             HEADS=facts.heads, BLOCK_H=heads, D=facts.dim, BLOCK_D=dim, PAGE=facts.page_size, TILE=tile, BLOCK_Q=block_q, SINGLE=single,
-            HALF=facts.kv_dtype == "float8_e4m3fn" and facts.dtype != "float32", STAGES=stages, num_warps=4 if tile == 128 else 8,
+            HALF=facts.kv_dtype == "float8_e4m3fn" and facts.dtype != "float32", STAGES=stages, num_warps=8 if tile == 256 else 4,
             num_stages=stages, **early(q.device),
         )  # fmt: skip
 

@@ -52,6 +52,12 @@ def _latent_sizes(facts: AttentionFacts | SparseAttentionFacts) -> Reason | None
     return None if facts.kv_dtype in PAGES else f"KV in {', '.join(sorted(PAGES))}, not {facts.kv_dtype}"
 
 
+def _sparse_fits(facts: SparseAttentionFacts) -> Reason | None:
+    if facts.dtype == "float32" and facts.v_dim > 128:
+        return f"in float32, which matrix units do not multiply, latents of up to 128 numbers, not {facts.v_dim}"
+    return _latent_sizes(facts)
+
+
 def _choice_fits(facts: ChooseFacts) -> Reason | None:
     if facts.dim > 256 or facts.heads > 128:
         return f"up to 128 heads of up to 256 numbers, not {facts.heads} of {facts.dim}"
@@ -122,7 +128,7 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel("paged_attention", "triton_latent", f"{HERE}.latent_attention:LatentAttention", HALVES, _latent_fits, 3.0, CLAIMS),
         Kernel("segment_attention", "triton", f"{HERE}.segment_attention:SegmentAttention", NEEDS, _segments_fit, 1.0, CLAIMS),
         Kernel("choose_keys", "triton", f"{HERE}.choose_keys:ChooseKeys", NEEDS, _choice_fits, 1.0, CLAIMS),
-        Kernel("sparse_attention", "triton", f"{HERE}.sparse_attention:SparseAttention", NEEDS, _latent_sizes, 1.0, CLAIMS),
+        Kernel("sparse_attention", "triton", f"{HERE}.sparse_attention:SparseAttention", NEEDS, _sparse_fits, 1.0, CLAIMS),
         Kernel("write_kv", "triton", f"{HERE}.attention:WriteKv", NEEDS, _writable, 1.0, INVARIANT),
         Kernel("rms_norm", "triton", f"{HERE}.pointwise:RmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("add_rms_norm", "triton", f"{HERE}.pointwise:AddRmsNorm", NEEDS, None, 1.0, INVARIANT),

@@ -17,8 +17,8 @@ from pagoda.ops.triton.launch import early, fitting_stages
 from pagoda.ops.triton.moe_sort import sorted_blocks
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-FEW = 64
-"""Rows among which a program looks for its own."""
+FEW, FEW_FLOAT32 = 64, 16
+"""Rows among which a program looks for its own. Products of float32 are without matrix instructions, and want small tiles."""
 PROGRAMS = 264
 """That keep a large device busy."""
 SPLITS = 16
@@ -128,16 +128,19 @@ class LoraTile(NamedTuple):
 
 def lora_tile(facts: LoraFacts, tokens: int) -> LoraTile:
     """By the number of rows and the sizes of the layer alone."""
-    width, few = len(facts.parts) * facts.rank, tokens <= FEW
+    wide = facts.dtype == "float32"
+    most = FEW_FLOAT32 if wide else FEW
+    width, few = len(facts.parts) * facts.rank, tokens <= most
     mean = triton.next_power_of_2(max(tokens // facts.slots, 1))
-    rows = max(triton.next_power_of_2(tokens), 16) if few else min(max(mean, 16), 64)
+    rows = max(triton.next_power_of_2(tokens), 16) if few else min(max(mean, 16), most)
     blocks = min(tokens, facts.slots) if few else min(tokens, facts.slots + tokens // rows)
-    ranks = min(max(triton.next_power_of_2(width), 16), 64 if few else 128)
-    inner = 128 if few else 64
+    ranks = min(max(triton.next_power_of_2(width), 16), 32 if wide else 64 if few else 128)
+    inner = 32 if wide else 128 if few else 64
     programs = triton.cdiv(width, ranks) * blocks
     splits = max(min(2 * PROGRAMS // programs, triton.cdiv(facts.in_features, 2 * inner), SPLITS), 1)
-    columns = 64 if triton.cdiv(facts.out_features, 128) * blocks < PROGRAMS else 128
-    return LoraTile(rows, not few, blocks, ranks, inner, splits, columns, min(max(triton.next_power_of_2(facts.rank), 16), 64))
+    columns = 32 if wide else 64 if triton.cdiv(facts.out_features, 128) * blocks < PROGRAMS else 128
+    depth = min(max(triton.next_power_of_2(facts.rank), 16), 32 if wide else 64)
+    return LoraTile(rows, not few, blocks, ranks, inner, splits, columns, depth)
 
 
 class LoraDelta(PlainKernel):

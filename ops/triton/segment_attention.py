@@ -14,7 +14,7 @@ from pagoda.ops.segment_attention import SegmentAttentionFacts, Segments
 from pagoda.ops.triton.launch import early, fitting_stages, most_stages
 from pagoda.ops.triton.paged_attention import BESIDE, suited
 from pagoda.ops.triton.paged_kernels import LOG2E, find_request
-from pagoda.ops.triton.tiles import Tile
+from pagoda.ops.triton.tiles import Tile, float32_tile
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
@@ -126,7 +126,9 @@ def pieces(dim: int) -> tuple[int, int]:
 
 def segment_tile(mean: int, dim: int, nbytes: int) -> Tile:
     """For segments of `mean` tokens, heads that take `dim` numbers of `nbytes` each."""
-    wide = dim > 128 or nbytes > 2
+    if nbytes > 2:
+        return float32_tile(mean, dim)
+    wide = dim > 128
     rows = min(max(triton.next_power_of_2(mean), 16), 64 if wide else 128)
     return Tile(rows, 32 if wide else 64, 4 if rows < 128 or dim <= 64 else 8, 2 if wide else 3, False)
 
