@@ -38,20 +38,52 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(work / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
-def run(environment: dict[str, str], program: str) -> subprocess.CompletedProcess[str]:
-    opened = f"import torch\nfrom pagoda.hal.discovery import find\ndevice = find('fake-graph').open(0)\n{program}"
-    return subprocess.run([sys.executable, "-c", opened], env=environment, capture_output=True, text=True, check=False, timeout=250)
+EACH_IN_A_FORK = """
+import json, os, sys, tempfile, traceback
+import torch
+from pagoda.hal.discovery import find
+
+def run(program):
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(file.fileno(), stream.fileno())
+    try:
+        exec(program, {"torch": torch, "device": find("fake-graph").open(0)})
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)
+
+ended = []
+for program in json.load(sys.stdin):
+    with tempfile.TemporaryFile("w+") as file:
+        child = os.fork() or run(program)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        file.seek(0)
+        ended.append((code, file.read()))
+print(json.dumps(ended))
+"""
 
 
-def shown(environment: dict[str, str], program: str) -> str:
-    result = run(environment, program)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+@pytest.fixture(scope="module")
+def ended(environment: dict[str, str]) -> dict[str, tuple[int, str]]:
+    """The exit code and output of each program; torch is imported once for all."""
+    command, programs = [sys.executable, "-c", EACH_IN_A_FORK], json.dumps(list(PROGRAMS.values()))
+    result = subprocess.run(command, env=environment, input=programs, stdout=subprocess.PIPE, text=True, check=True, timeout=250)
+    return dict(zip(PROGRAMS, map(tuple, json.loads(result.stdout)), strict=True))
 
 
-def test_the_host_cannot_touch_its_memory(environment: dict[str, str]) -> None:
-    touch = "import ctypes\nx = torch.ones(4, device=device.torch_device)\ndevice.synchronize()\nctypes.string_at(x.data_ptr(), 4)"
-    assert run(environment, touch).returncode == -signal.SIGSEGV
+def shown(code: int, output: str) -> str:
+    assert code == 0, output
+    return output
+
+
+TOUCH = "import ctypes\nx = torch.ones(4, device=device.torch_device)\ndevice.synchronize()\nctypes.string_at(x.data_ptr(), 4)"
+
+
+def test_the_host_cannot_touch_its_memory(ended: dict[str, tuple[int, str]]) -> None:
+    assert ended["touch"][0] == -signal.SIGSEGV
 
 
 REFUSED = """
@@ -87,8 +119,8 @@ assert (here + 1).sum().item() == 32, "it is usable after all that"
 """
 
 
-def test_mixed_devices_and_hidden_trips_to_the_host_are_refused(environment: dict[str, str]) -> None:
-    shown(environment, REFUSED)
+def test_mixed_devices_and_hidden_trips_to_the_host_are_refused(ended: dict[str, tuple[int, str]]) -> None:
+    shown(*ended["refused"])
 
 
 STREAMS = """
@@ -112,8 +144,8 @@ assert event.done() and copy.min().item() == 400
 """
 
 
-def test_work_goes_on_while_the_host_does(environment: dict[str, str]) -> None:
-    assert shown(environment, STREAMS).strip() == "True"
+def test_work_goes_on_while_the_host_does(ended: dict[str, tuple[int, str]]) -> None:
+    assert shown(*ended["streams"]).endswith("True\n")
 
 
 GRAPHS = """
@@ -129,8 +161,8 @@ assert calls == [1] and graph.nbytes > 0
 """
 
 
-def test_a_replay_runs_the_operators_and_not_the_code(environment: dict[str, str]) -> None:
-    shown(environment, GRAPHS)
+def test_a_replay_runs_the_operators_and_not_the_code(ended: dict[str, tuple[int, str]]) -> None:
+    shown(*ended["graphs"])
 
 
 FREED = """
@@ -158,8 +190,11 @@ assert "moved since its capture" in outcome(lambda held: held["x"].untyped_stora
 """
 
 
-def test_a_replay_faults_on_memory_that_was_freed_since_its_capture(environment: dict[str, str]) -> None:
-    shown(environment, FREED)
+def test_a_replay_faults_on_memory_that_was_freed_since_its_capture(ended: dict[str, tuple[int, str]]) -> None:
+    shown(*ended["freed"])
+
+
+PROGRAMS = {"touch": TOUCH, "refused": REFUSED, "streams": STREAMS, "graphs": GRAPHS, "freed": FREED}
 
 
 CAPTURES = """
@@ -217,19 +252,25 @@ def test_captures_in_idle_moments_change_no_answer(environment: dict[str, str], 
     assert result.returncode == 0, result.stderr[-4000:]
 
 
-def conforms(environment: dict[str, str], mode: str, levels: tuple[str, ...], report: Path, *checks: str) -> None:
-    command = [sys.executable, "-c", "import sys; from pagoda.serving.cli.main import main; sys.exit(main())", "conformance"]
-    chosen = [word for level in levels for word in ("--level", level)] + [word for check in checks for word in ("--check", check)]
-    told = [*command, "--device", mode, *chosen, "--json", str(report)]
-    result = subprocess.run(told, env=environment, capture_output=True, text=True, check=False, timeout=500)
+ONE_AFTER_THE_OTHER = """
+import json, sys
+from pagoda.serving.cli.main import main
+sys.exit(max(main(["conformance", *json.loads(words)]) for words in sys.argv[1:]))
+"""
+
+
+def conforms(environment: dict[str, str], mode: str, folder: Path, *parts: dict[str, tuple[str, ...]]) -> None:
+    """Each part in a report of its own: levels, and checks of them where not all. One process, which takes a while to start."""
+    told, reports = [], [folder / f"{number}.json" for number in range(len(parts))]
+    for part, report in zip(parts, reports, strict=True):
+        chosen = [word for flag, values in part.items() for value in values for word in (f"--{flag}", value)]
+        told.append(json.dumps(["--device", mode, *chosen, "--json", str(report)]))
+    command = [sys.executable, "-c", ONE_AFTER_THE_OTHER, *told]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
-    outcomes = {one["name"]: one["outcome"] for one in json.loads(report.read_text())["results"]}
-    assert set(outcomes.values()) <= {"passed", "unclaimed"} and "passed" in outcomes.values()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_device_and_steps_conform(environment: dict[str, str], tmp_path: Path, mode: str) -> None:
-    conforms(environment, mode, ("0", "2"), tmp_path / "report.json")
+    for report in reports:
+        outcomes = {one["name"]: one["outcome"] for one in json.loads(report.read_text())["results"]}
+        assert set(outcomes.values()) <= {"passed", "unclaimed"} and "passed" in outcomes.values()
 
 
 FEW = {
@@ -242,12 +283,13 @@ FEW = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_some_of_kernels_ranks_models_and_engine_conform(environment: dict[str, str], tmp_path: Path, mode: str) -> None:
-    conforms(environment, mode, tuple(FEW), tmp_path / "report.json", *(check for checks in FEW.values() for check in checks))
+def test_device_steps_and_some_of_the_rest_conform(environment: dict[str, str], tmp_path: Path, mode: str) -> None:
+    few = {"level": tuple(FEW), "check": tuple(check for checks in FEW.values() for check in checks)}
+    conforms(environment, mode, tmp_path, {"level": ("0", "2")}, few)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("level", ["1", "3", "4", "5"])
 def test_kernels_ranks_models_and_engine_conform(environment: dict[str, str], tmp_path: Path, mode: str, level: str) -> None:
-    conforms(environment, mode, (level,), tmp_path / "report.json")
+    conforms(environment, mode, tmp_path, {"level": (level,)})

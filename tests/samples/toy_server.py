@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import uvicorn
 from pagoda.serving.api.address import bind
 from pagoda.serving.api.app import build_app
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.server import UvicornServer, uvicorn_config
 from pagoda.serving.api.service import ModelCard, Service
 from pagoda.serving.frontend.text import TextFrontend
+from patience import eventually
 from toy_engine import ToyEngine, toy_text
 
 
@@ -45,6 +48,28 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+class SwiftServer(UvicornServer):
+    """Ends when all has been answered; uvicorn looks every tenth of a second, and hundreds of tests would wait for that."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config, on_ready)
+        self._ended = asyncio.Event()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self._ended.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await eventually(lambda: not self.server_state.connections and not self.server_state.tasks, "for the last connection's end")
+
+
 @asynccontextmanager
 async def toy_server(
     engine: ToyEngine | None = None, *, names: tuple[str, ...] = ("toy", "toy-alias"), text: TextFrontend | None = None, **flags: Any
@@ -53,13 +78,15 @@ async def toy_server(
     config = ServerConfig(host="127.0.0.1", port=0, **flags)
     service = Service(engine, text or toy_text(), ModelCard(names, "toy-root"), config)
     sock, ready = bind(config), asyncio.Event()
-    server = UvicornServer(uvicorn_config(config, build_app(service)), ready.set)
+    server = SwiftServer(uvicorn_config(config, build_app(service)), ready.set)
     task = asyncio.ensure_future(server.serve([sock]))
     try:
         await ready.wait()
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=30) as http:
+        where = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        # reading the machine's certificates takes longer than most tests
+        async with httpx.AsyncClient(base_url=where, timeout=100, verify=False) as http:
             yield Toy(engine, service, http)
     finally:
-        server.should_exit = True
+        server.end()
         await task
         service.close()

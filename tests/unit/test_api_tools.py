@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError
+from openai import AsyncOpenAI, BadRequestError, DefaultAsyncHttpxClient
 from pagoda.serving.cli.remote import Remote
 from pagoda.serving.cli.talk import RemoteTalker
 from pagoda.serving.engine.messages import FinishReason
@@ -35,7 +35,8 @@ EXPECTED = [("weather", {"city": "Rome é"}), ("weather", {"city": "Oslo"})]
 async def client(engine: ToyEngine, text: TextFrontend | None = None) -> AsyncIterator[tuple[Any, Toy]]:
     async with toy_server(engine, text=text or text_side()) as toy:
         base = f"{toy.http.base_url}/v1"
-        async with AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as openai:
+        http = DefaultAsyncHttpxClient(verify=False)
+        async with AsyncOpenAI(base_url=base, api_key="none", max_retries=0, http_client=http) as openai:
             yield openai.chat.completions, toy
 
 

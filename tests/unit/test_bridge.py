@@ -86,9 +86,10 @@ def test_families_come_first_unless_transformers_is_asked_for(tmp_path: Path) ->
         describe({"model_type": "abacus"})
 
 
+XGLM = {"d_model": 32, "attention_heads": 4, "num_layers": 2, "ffn_dim": 48}
 TEXTS: dict[str, dict[str, Any]] = {
-    "XGLM": {},
-    "OpenAIGPTLMHeadModel": {"n_positions": 64},
+    "XGLM": XGLM,
+    "OpenAIGPTLMHeadModel": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64},
     "Zamba2": {"hybrid_layer_ids": [1], "layers_block_type": ["linear_attention", "hybrid"], "n_mamba_heads": 4, "mamba_d_state": 8,
                "mamba_ngroups": 1, "chunk_size": 8, "num_query_groups": 4, "kv_channels": 8},
 }  # fmt: skip
@@ -150,7 +151,7 @@ def test_two_ranks_by_the_modules_own_plan_equal_one(name: str, tmp_path: Path) 
 
 
 def test_text_by_text_there_is_one_rank(tmp_path: Path) -> None:
-    make(tmp_path, "XGLM")
+    make(tmp_path, "XGLM", **XGLM)
     with pytest.raises(ConfigError, match="cannot be split over 2 ranks here"):
         described(tmp_path, shard=Shard(0, 2))
 

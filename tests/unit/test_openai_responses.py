@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai_document import with_null
 from pagoda.serving.api.openai.responses_items import items_of
 from pagoda.serving.api.openai.responses_protocol import ResponseRequest
@@ -65,7 +65,9 @@ def conforms(schemas: dict[str, Any] | None, require: Any) -> Check:
 async def client(engine: ToyEngine, text: TextFrontend | None = None, key: str = "none", **flags: Any) -> AsyncIterator[tuple[Any, Toy]]:
     async with (
         toy_server(engine, text=text or text_side(), **flags) as toy,
-        AsyncOpenAI(base_url=f"{toy.http.base_url}/v1", api_key=key, max_retries=0) as made,
+        AsyncOpenAI(
+            base_url=f"{toy.http.base_url}/v1", api_key=key, max_retries=0, http_client=DefaultAsyncHttpxClient(verify=False)
+        ) as made,
     ):
         yield made.responses, toy
 
