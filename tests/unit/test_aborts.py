@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pagoda.serving.api.live_names import engine_id, found_among, names_of, new_id
+from patience import eventually
 from toy_engine import ToyEngine
 from toy_server import Toy, toy_server
 
@@ -15,11 +16,10 @@ ONE, TWO = {"authorization": "Bearer one"}, {"authorization": "Bearer two"}
 
 
 async def begun(toy: Toy, name: str, path: str = "/v1/completions", **fields: Any) -> asyncio.Task[Any]:
-    count = len(toy.engine.live)
+    count = len(toy.engine.requests)
     body = {"prompt": "abc", "max_tokens": 4000, "ignore_eos": True, "request_id": name, **fields.pop("body", {})}
     task = asyncio.ensure_future(toy.http.post(path, json=body, **fields))
-    while len(toy.engine.live) == count:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: len(toy.engine.requests) > count)
     return task
 
 
@@ -39,7 +39,8 @@ async def test_every_name_of_a_request_ends_it(path: str) -> None:
             name = name or next(one for one in toy.engine.live if "mine-2" not in one)
             assert await abort(toy, path, ["unknown", name, name]) == [name]
             assert (await running).json()["choices"][0]["finish_reason"] == "abort"
-            assert len(toy.engine.live) == 1 and not other.done()
+            await eventually(lambda: len(toy.engine.live) == 1)
+            assert not other.done()
             assert await abort(toy, path, ["mine-2"]) == ["mine-2"]
             await other
 
@@ -47,8 +48,7 @@ async def test_every_name_of_a_request_ends_it(path: str) -> None:
 async def test_replies_ids_of_other_protocols_and_all_prompts_of_one() -> None:
     async with toy_server(ToyEngine(held=9)) as toy:
         several = await begun(toy, "many", body={"prompt": ["ab", "cd"]})
-        while len(toy.engine.live) < 2:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(toy.engine.live) == 2)
         assert await abort(toy, PATHS[1], ["cmpl-many"]) == ["cmpl-many"]
         assert [one["finish_reason"] for one in (await several).json()["choices"]] == ["abort", "abort"]
         message = {"messages": [{"role": "user", "content": "hello"}], "model": "toy"}

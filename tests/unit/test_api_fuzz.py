@@ -56,13 +56,16 @@ def test_no_body_is_a_500(some_completions, some_chats):
         async with toy_server(ToyEngine(burst=64)) as toy:
             toy.service.text = TextFrontend(ToyTokenizer(), ChatTemplate({"default": TEMPLATE}, {}))
             cases = [("/v1/completions", body) for body in some_completions] + [("/v1/chat/completions", body) for body in some_chats]
-            for path, body in cases:
+
+            async def check(path, body):
                 response = await toy.http.post(path, json=body)
                 assert response.status_code in (200, 400), (path, body, response.text)
                 if response.status_code == 400:
                     assert response.json()["error"]["message"], (path, body)
                 else:
                     assert '"error"' not in response.text, (path, json.dumps(body), response.text)
+
+            await asyncio.gather(*(check(*case) for case in cases))
             assert (await toy.complete("fine")).status_code == 200
             assert toy.service.load == 0
 
@@ -76,7 +79,8 @@ def test_no_body_of_the_other_protocols_is_a_500(some_messages, some_responses):
         async with toy_server(ToyEngine(burst=64)) as toy:
             toy.service.text = TextFrontend(ToyTokenizer(), ChatTemplate({"default": TEMPLATE}, {}))
             cases = [("/v1/messages", body) for body in some_messages] + [("/v1/responses", body) for body in some_responses]
-            for path, body in cases:
+
+            async def check(path, body):
                 response = await toy.http.post(path, json=body)
                 unknown = "previous_response_id" in body
                 assert response.status_code in ((200, 400, 404) if unknown else (200, 400)), (path, body, response.text)
@@ -84,6 +88,8 @@ def test_no_body_of_the_other_protocols_is_a_500(some_messages, some_responses):
                     assert response.json()["error"]["message"], (path, body)
                 else:
                     assert '"error":{' not in response.text, (path, json.dumps(body), response.text)
+
+            await asyncio.gather(*(check(*case) for case in cases))
             while toy.service.load:  # what runs in the background
                 await asyncio.sleep(0.01)
 

@@ -158,7 +158,8 @@ async def test_failures_and_clients_that_leave_are_told() -> None:
     assert attributes(failed.attributes)["error.type"] == "EngineDeadError"
 
 
-async def test_a_receiver_that_is_not_there_fails_no_request() -> None:
+async def test_a_receiver_that_is_not_there_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "LAST_WORD", 0.05)
     async with toy_server(otlp_traces_endpoint="http://127.0.0.1:9") as toy:
         assert (await toy.complete("abc")).status_code == 200
 
