@@ -36,7 +36,7 @@ async def test_every_name_of_a_request_ends_it(path: str) -> None:
     async with toy_server(ToyEngine(held=9)) as toy:
         for name in ("mine", "cmpl-mine", ""):
             running, other = await begun(toy, "mine"), await begun(toy, "mine-2")
-            name = name or next(one for one in toy.engine.live if "mine-2" not in one)
+            name = name or next(one for one in toy.engine.live if names_of(one)[2] == "mine")
             assert await abort(toy, path, ["unknown", name, name]) == [name]
             assert (await running).json()["choices"][0]["finish_reason"] == "abort"
             await eventually(lambda: len(toy.engine.live) == 1)
