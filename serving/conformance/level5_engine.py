@@ -13,7 +13,7 @@ from typing import Any
 
 from pagoda.hal.device import Spreads
 from pagoda.hal.errors import EngineDeadError, RequestError
-from pagoda.serving.conformance.check import Check, FailedError, Target, UnclaimedError, expect
+from pagoda.serving.conformance.check import Check, FailedError, Target, UnclaimedError, apart, expect
 from pagoda.serving.conformance.engines import MAX_LEN, Oracle, Running, ask, drained, refused, request, tokens_of, with_engine
 from pagoda.serving.conformance.ranks import device_indices
 from pagoda.serving.conformance.tiny_models import TINY
@@ -30,14 +30,14 @@ PROMPT = tuple(range(70, 105))
 def checks(target: Target) -> Iterator[Check]:
     """All of level 5."""
     for kind in LOADED:
-        yield Check(5, f"random load: {kind}", partial(_random_load, config=TINY[kind]))
-    yield Check(5, "random load in steps of at most eight tokens", partial(_random_load, config=PLAIN, max_num_batched_tokens=8))
-    yield Check(5, "a prefix hit changes nothing", _prefix_hit)
-    yield Check(5, "a seed gives the same tokens alone, again and in a crowd", _seeds)
-    yield Check(5, "batch invariance: logprobs alone and in a crowd are equal to the bit", _invariance)
-    yield Check(5, "what can never fit is refused with the number", _refusals)
-    yield Check(5, "an abandoned request frees its pages", _abandoned)
-    yield Check(5, "sleep and wake, both levels", _sleep)
+        yield apart(5, f"random load: {kind}", partial(_random_load, config=TINY[kind]))
+    yield apart(5, "random load in steps of at most eight tokens", partial(_random_load, config=PLAIN, max_num_batched_tokens=8))
+    yield apart(5, "a prefix hit changes nothing", _prefix_hit)
+    yield apart(5, "a seed gives the same tokens alone, again and in a crowd", _seeds)
+    yield apart(5, "batch invariance: logprobs alone and in a crowd are equal to the bit", _invariance)
+    yield apart(5, "what can never fit is refused with the number", _refusals)
+    yield apart(5, "an abandoned request frees its pages", _abandoned)
+    yield apart(5, "sleep and wake, both levels", _sleep)
     yield Check(5, "two ranks answer as one", _two_ranks)
     yield Check(5, "a killed rank fails its requests, soon", _killed_rank)
 
