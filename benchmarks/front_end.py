@@ -6,9 +6,13 @@
 
 16, 256 and 1,024 clients stream completions at once. The engine is a process of its own, as in `pagoda serve`, and gives every request a
 token a step: once at a pace that the front end can follow, an event a token (`--tokens-per-s`), and once as fast as it goes, where tokens
-that wait for a slow client are sent together. Tokens a second and core are the inverse of the processor time, requests included. What an
-event costs by itself, `steady_us_per_event`, comes at a pace from a second wave of as many clients with streams of half the length: all
-that differs between both is events.
+that wait for a slow client are sent together. Tokens a second and core are the inverse of the processor time, requests included.
+
+At a pace, growth with the number of streams is told in three ways. `cpu_us_per_token`: all streams together have `--tokens`, so that with
+1,024 of them each is short and carries a request's whole cost. `steady_us_per_event`: of an event by itself, from a second wave of as many
+clients with streams of half the length; all that differs between both is events. `cpu_us_per_token_of_N`: each stream has N tokens
+(`--stream-tokens`) whatever their number, few clients ask anew until as many tokens have come: the same mix of requests and events.
+`us_per_request`: a stream of one token, as many clients at once.
 """
 
 from __future__ import annotations
@@ -27,7 +31,6 @@ from importlib import import_module
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import psutil
 from pagoda.models.loading.reference import resolve
 from pagoda.serving.api.address import bind
 from pagoda.serving.api.config import ServerConfig
@@ -115,8 +118,10 @@ class NullCore:
                 )
         while self._new:
             request = self._new.popleft()
-            self._left[request.request_id] = (request.params.max_tokens or 16) - 1
-            deltas.others.append(RequestDelta(request.request_id, (SequenceDelta(0, (token,)),)))
+            if left := (request.params.max_tokens or 16) - 1:
+                self._left[request.request_id] = left
+            end = None if left else FinishReason.LENGTH
+            deltas.others.append(RequestDelta(request.request_id, (SequenceDelta(0, (token,), finish_reason=end),), finished=not left))
         if len(deltas):
             self._sink.deltas(deltas)
         return len(deltas)
@@ -147,8 +152,13 @@ def serve(rate: float) -> int:
     return run_loop(main)
 
 
+def processor_seconds(pid: int) -> float:
+    """That a process has used, to the nanosecond: Linux names its clock so. psutil counts by hundredths of a second."""
+    return time.clock_gettime(~pid << 3 | 2)
+
+
 class Seen(NamedTuple):
-    """What one wave of clients saw."""
+    """What waves of clients saw."""
 
     tokens: int
     events: int
@@ -190,14 +200,20 @@ async def wave(url: str, pid: int, model: str, clients: int, tokens: int, kind: 
     body = json.dumps({"model": model, **asked.body, asked.length: tokens, "stream": True, "temperature": 0}).encode()
     head = f"POST {asked.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     loop = asyncio.get_running_loop()
-    process = psutil.Process(pid)
     streams = [Stream(head.encode() + body, loop.create_future(), asked.end) for _ in range(clients)]
-    before, started = sum(process.cpu_times()[:2]), time.perf_counter()
+    before, started = processor_seconds(pid), time.perf_counter()
     for stream in streams:
         await loop.create_connection(lambda stream=stream: stream, at.hostname, at.port)  # type: ignore[misc]
     events = await asyncio.gather(*(stream.done for stream in streams))
     seconds = time.perf_counter() - started
-    return Seen(clients * tokens, sum(events), seconds, sum(process.cpu_times()[:2]) - before)
+    await asyncio.sleep(0.02)  # the ends of its connections are the server's work too
+    return Seen(clients * tokens, sum(events), seconds, processor_seconds(pid) - before)
+
+
+def waves(count: int, *asked: Any) -> Seen:
+    """So many one after the other, together."""
+    seen = [asyncio.run(wave(*asked)) for _ in range(count)]
+    return Seen(*(sum(column) for column in zip(*seen, strict=True)))  # type: ignore[arg-type]
 
 
 def row(name: str, clients: int, seen: Seen) -> dict[str, Any]:
@@ -217,17 +233,37 @@ def steady(whole: Seen, half: Seen) -> float:
     return round((whole.cpu_seconds - half.cpu_seconds) / max(1, whole.events - half.events) * 1e6, 2)
 
 
+def paced(options: argparse.Namespace, clients: int, whole: Seen, target: tuple[str, int, str]) -> dict[str, Any]:
+    """What is told at a pace beside the row of `whole`."""
+    half = waves(1, *target, clients, max(8, options.tokens // clients) // 2, options.kind)
+    short = waves(max(1, 2048 // clients), *target, clients, 1, options.kind)
+    told = {"steady_us_per_event": steady(whole, half), "us_per_request": round(short.cpu_seconds / short.tokens * 1e6, 1)}
+    if each := options.stream_tokens:
+        even = waves(max(1, options.tokens // (clients * each)), *target, clients, each, options.kind)
+        told[f"cpu_us_per_token_of_{each}"] = round(even.cpu_seconds / even.tokens * 1e6, 2)
+    return told
+
+
 def measured(options: argparse.Namespace, url: str, pid: int, model: str, name: str) -> list[dict[str, Any]]:
-    asyncio.run(wave(url, pid, model, 8, 32, options.kind))
+    target = url, pid, model
+    waves(1, *target, 8, 32, options.kind)
     rows = []
     for clients in options.clients:
-        tokens = max(8, options.tokens // clients)
-        whole = asyncio.run(wave(url, pid, model, clients, tokens, options.kind))
+        whole = waves(1, *target, clients, max(8, options.tokens // clients), options.kind)
         rows.append(row(name, clients, whole))
         if name != UNPACED:
-            rows[-1]["steady_us_per_event"] = steady(whole, asyncio.run(wave(url, pid, model, clients, tokens // 2, options.kind)))
+            rows[-1] |= paced(options, clients, whole, target)
         print(rows[-1], flush=True)
+    if name != UNPACED:
+        print(growth(rows), flush=True)
     return rows
+
+
+def growth(rows: list[dict[str, Any]]) -> str:
+    """From the fewest clients to the most, each figure as many times as it was."""
+    first, last = rows[0], rows[-1]
+    told = (f"{key} {last[key] / max(first[key], 0.01):.2f}" for key in first if "_us_" in f"_{key}")
+    return f"from {first['clients']} to {last['clients']} clients, times: {', '.join(told)}"
 
 
 def own(options: argparse.Namespace, rate: float, name: str) -> list[dict[str, Any]]:
@@ -249,6 +285,7 @@ def main() -> int:
     parser.add_argument("--model", default="null")
     parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
     parser.add_argument("--tokens", type=int, default=65_536, help="of all clients together in one wave")
+    parser.add_argument("--stream-tokens", type=int, default=128, help="of each stream, for the same mix with any number of clients; 0: not so")
     parser.add_argument("--tokens-per-s", type=float, default=5000.0)
     parser.add_argument("--kind", choices=KINDS, default="completions")
     parser.add_argument("--output")

@@ -39,7 +39,7 @@ SHARED = _words(
 _PLUGIN = "a Python file too, but with `Family` records of `pagoda.serving.frontend.parsers.events`"
 NOTES = {
     "--trust-remote-code": "accepted with a warning: no code of a checkpoint is ever run",
-    "--logprobs-mode": "same, without the two modes that give logits",
+    "--logprobs-mode": "same; logprobs of prompts are logprobs in every mode",
     "--max-logprobs": "same; 64 when not given",
     "--tool-parser-plugin": _PLUGIN,
     "--reasoning-parser-plugin": _PLUGIN,

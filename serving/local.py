@@ -44,7 +44,7 @@ def _names() -> dict[str, str]:
 
 async def open_local(config: EngineConfig) -> Session:
     """Load the model and start its loop in this process. Raises `PagodaError`s, those of the configuration before weights load."""
-    path = resolve(config.model, config.revision)
+    path = resolve(config.model, config.revision, cache=config.download_dir)
     text = text_of(config)
     client = await InProcessClient.start(structured_starter(replace(config, model=str(path))))
     media = MediaProcessor(path) if client.facts.modalities else None

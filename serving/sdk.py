@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pagoda.hal.discovery import find_all
 from pagoda.hal.errors import ConfigError, RequestError
@@ -231,8 +231,9 @@ class LLM(PoolingCalls):
         """Give memory back until `wake_up`: level 1 the KV cache, level 2 the weights too. Refused while requests run."""
         self._call("sleep", level=level)
 
-    def wake_up(self) -> None:
-        self._call("wake")
+    def wake_up(self, tags: Sequence[Literal["weights", "kv_cache"]] | None = None) -> None:
+        """All that sleeps, or what `tags` say; the weights not after the KV cache."""
+        self._call("wake", kinds=[tag.removesuffix("_cache") for tag in tags] if tags else None)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -51,13 +51,14 @@ PACKAGED: dict[str, Packaged] = {
 """Models by name that need no hub; the first is served when none is named."""
 
 
-def resolve(model: str, revision: str | None = None, hub: Hub | None = None) -> Path:
+def resolve(model: str, revision: str | None = None, hub: Hub | None = None, *, cache: str | None = None) -> Path:
     """The folder or GGUF file of a model, fetched from the hub if it must be.
 
     Args:
         model: a folder with config.json, a GGUF file, a folder with one GGUF file, a name in `PACKAGED`, or a hub id `owner/name`;
             `owner/name:Q4_K_M` picks one of the GGUF files of a repository.
         revision: branch, tag or commit of a hub model.
+        cache: folder that it is fetched into and looked for in, instead of the hub's own; where `hub` says nothing.
 
     Raises `ConfigError` saying what was asked and what to do, `CapacityError` when the disk is too small.
     """
@@ -76,7 +77,7 @@ def resolve(model: str, revision: str | None = None, hub: Hub | None = None) -> 
     from pagoda.models.loading.hub import Hub, fetch  # half a second, and a package that local models do without
 
     repository, _, variant = model.partition(":")
-    return fetch(hub or Hub(), repository, revision, variant or None)
+    return fetch(hub or Hub(cache=Path(cache).expanduser() if cache else None), repository, revision, variant or None)
 
 
 def _looks_like_path(model: str) -> bool:

@@ -12,6 +12,7 @@ from pagoda.serving.api.anthropic.messages import Messages
 from pagoda.serving.api.audio.transcriptions import Transcriptions
 from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.dialects import error_response
+from pagoda.serving.api.direct import DirectMiddleware
 from pagoda.serving.api.errors import BodyTooLargeError, MediaTypeError
 from pagoda.serving.api.keys import keys_of
 from pagoda.serving.api.middleware import KeyLimitsMiddleware, KeyMiddleware, RequestIdMiddleware, TraceMiddleware
@@ -27,6 +28,7 @@ from pagoda.serving.api.pooling.vectors import Vectors
 from pagoda.serving.api.refusal import Refusal
 from pagoda.serving.api.scale_out import ScaleOut
 from pagoda.serving.api.service import Service
+from pagoda.serving.api.sleeping import Sleeping
 from pagoda.serving.api.user_middleware import user_middleware
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -35,22 +37,26 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
+from starlette.types import Scope
 
 
 def build_app(service: Service, settings: dict[str, Any] | None = None) -> Starlette:
     """The application. `settings` is what `/server_info` shows of the configuration."""
     bodies = BodyReader(service.config.max_request_bytes)
+    busiest = {"/v1/completions": Completions(service, bodies).create, "/v1/chat/completions": Chat(service, bodies).create}
     service.metrics.describe_cache(service.client.facts)
     return Starlette(
         routes=[
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in busiest.items()),
             *_openai_routes(service, bodies),
             *_anthropic_routes(service, bodies),
             *_pooling_routes(service, bodies),
             *_scale_out_routes(ScaleOut(service, bodies), Aborts(service, bodies)),
             *_audio_routes(service),
+            *_sleep_routes(Sleeping(service)),
             *_operations_routes(Operations(service, pagoda.__version__, settings or {}), docs=not service.config.disable_fastapi_docs),
         ],
-        middleware=_middleware(service),
+        middleware=[*_middleware(service), Middleware(DirectMiddleware, endpoints=busiest, refused=_refused)],
         exception_handlers={PagodaError: _ours, HTTPException: _http, ClientDisconnect: _gone, Exception: _bug},
     )
 
@@ -58,8 +64,6 @@ def build_app(service: Service, settings: dict[str, Any] | None = None) -> Starl
 def _openai_routes(service: Service, bodies: BodyReader) -> list[Route]:
     models, tokens, adapters = Models(service), Tokens(service, bodies), AdapterEndpoints(service, bodies)
     return [
-        Route("/v1/completions", Completions(service, bodies).create, methods=["POST"]),
-        Route("/v1/chat/completions", Chat(service, bodies).create, methods=["POST"]),
         *_responses_routes(Responses(service, bodies)),
         Route("/v1/models", models.list),
         Route("/v1/models/{name:path}", models.get),
@@ -138,6 +142,14 @@ def _operations_routes(operations: Operations, docs: bool) -> list[Route]:
     ]
 
 
+def _sleep_routes(sleeping: Sleeping) -> list[Route]:
+    return [
+        Route("/sleep", sleeping.sleep, methods=["POST"]),
+        Route("/wake_up", sleeping.wake_up, methods=["POST"]),
+        Route("/is_sleeping", sleeping.is_sleeping),
+    ]
+
+
 def _middleware(service: Service) -> list[Middleware]:
     config = service.config
     out = [*user_middleware(config.middleware), Middleware(RequestIdMiddleware)]
@@ -163,8 +175,12 @@ def _middleware(service: Service) -> list[Middleware]:
 
 
 async def _ours(request: Request, error: Exception) -> Response:
+    return _refused(request.scope, error)
+
+
+def _refused(scope: Scope, error: Exception) -> Response:
     unread = isinstance(error, BodyTooLargeError | MediaTypeError)
-    return Refusal(error, request.scope) if unread else error_response(error, request.scope)
+    return Refusal(error, scope) if unread else error_response(error, scope)
 
 
 async def _http(request: Request, error: Exception) -> Response:

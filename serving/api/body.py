@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from pagoda.hal.errors import RequestError
 from pagoda.serving.api.errors import BodyTooLargeError, MediaTypeError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 log = logging.getLogger("pagoda.api")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -24,15 +25,30 @@ class BodyReader:
         self._limit = limit
         self._warned: set[str] = set()
         self._known: dict[type[msgspec.Struct], frozenset[str]] = {}
+        self._decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
+        self._keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
     async def read(self, request: Request, kind: type[S]) -> S:
         """The body as a record. Raises `RequestError` (or a subclass) saying what is wrong where."""
-        media = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        headers = dict(request.scope["headers"])
+        media = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
         if media != "application/json":  # browsers ask before they send it to another origin
             raise MediaTypeError(f"the body is declared as {media or 'nothing'}; send JSON with `Content-Type: application/json`")
-        return self.decode(await self._bytes(request), kind)
+        return self.decode(await self._bytes(request, headers.get(b"content-length", b"0")), kind)
 
     def decode(self, body: bytes, kind: type[S]) -> S:
+        """Right bodies are a record at once; what is wrong with others is found in their values."""
+        decoder: msgspec.json.Decoder[S] | None = self._decoders.get(kind)
+        if decoder is None:
+            decoder = self._decoders[kind] = msgspec.json.Decoder(kind)
+        try:
+            record = decoder.decode(body)
+            self._warn_of_unknown(self._keys.decode(body), kind)
+            return record
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return self._explained(body, kind)
+
+    def _explained(self, body: bytes, kind: type[S]) -> S:
         raw = _json(body)
         if not isinstance(raw, dict):
             raise RequestError(f"the body is a JSON {type(raw).__name__}; it must be an object")
@@ -43,22 +59,25 @@ class BodyReader:
         self._warn_of_unknown(raw, kind)
         return converted(raw, kind)
 
-    async def _bytes(self, request: Request) -> bytes:
-        declared = request.headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared) > self._limit:
+    async def _bytes(self, request: Request, declared: bytes) -> bytes:
+        if declared.isdigit() and int(declared) > self._limit:
             raise self._too_large(int(declared))
-        parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > self._limit:
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            parts.append(part := message.get("body", b""))
+            if (size := size + len(part)) > self._limit:
                 raise self._too_large(size)
-            parts.append(part)
+            more = message.get("more_body", False)
         return b"".join(parts)
 
     def _too_large(self, size: int) -> BodyTooLargeError:
         return BodyTooLargeError(f"the body has {size} bytes or more, the limit is {self._limit}; the flag is --max-request-bytes")
 
-    def _warn_of_unknown(self, raw: dict[str, Any], kind: type[msgspec.Struct]) -> None:
+    def _warn_of_unknown(self, raw: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
         known = self._known.get(kind)
         if known is None:
             known = self._known[kind] = frozenset(kind.__struct_fields__)

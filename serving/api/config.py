@@ -104,12 +104,18 @@ class ServerConfig:
     return_tokens_as_token_ids: Annotated[bool, Flag("Name tokens in logprobs `token_id:N` instead of by their text.")] = False
     enable_force_include_usage: Annotated[bool, Flag("Send usage at the end of every stream, asked for or not.")] = False
     stream_interval: Annotated[int, Flag("Tokens of a stream that come together; the first comes at once. Requests may say another.")] = 1
+    sse_keep_alive_interval: Annotated[
+        float, Flag("Seconds of silence after which a comment goes into a stream, so that proxies keep it open; 0: none.")
+    ] = 0.0
     max_logprobs: Annotated[
         int, Flag(f"Most likely tokens that a request may ask for at each place, up to {MAX_LOGPROBS}; -1 is that.", metavar="N")
     ] = MAX_LOGPROBS
     shutdown_timeout: Annotated[float, Flag("Seconds that running requests get to finish after SIGTERM.", section="Running it")] = 30.0
     enable_log_requests: Annotated[bool, Flag("Log each request's id, prompt and settings when it comes.")] = False
-    max_log_len: Annotated[int | None, Flag("Most tokens and characters of a prompt in that line; all by default.")] = None
+    enable_log_outputs: Annotated[bool, Flag("Log each answer: its request's id, text, tokens and how it ended.")] = False
+    enable_log_deltas: Annotated[bool, Flag("With --enable-log-outputs, log the parts of streams too.")] = True
+    max_log_len: Annotated[int | None, Flag("Most tokens and characters in such a line; all by default.")] = None
+    enable_sleep_mode: Annotated[bool, Flag("Serve /sleep, /wake_up and /is_sleeping, with which the engine's memory is given back.")] = False
     disable_fastapi_docs: Annotated[bool, Flag("Do not serve /openapi.json.")] = False
     middleware: Annotated[
         tuple[str, ...],
@@ -153,6 +159,8 @@ class ServerConfig:
             raise ConfigError(f"max_stored_responses={self.max_stored_responses} must not be negative")
         if self.request_timeout is not None and self.request_timeout <= 0:
             raise ConfigError(f"request_timeout={self.request_timeout} must be above 0")
+        if self.sse_keep_alive_interval < 0:
+            raise ConfigError(f"sse_keep_alive_interval={self.sse_keep_alive_interval} must not be negative")
         if self.shutdown_timeout < 0:
             raise ConfigError(f"shutdown_timeout={self.shutdown_timeout} must not be negative")
         if any(not key for key in self.api_key):

@@ -53,7 +53,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, started: float
 
 def card_of(engine_config: EngineConfig, server_config: ServerConfig) -> ModelCard:
     """The model that is to be served, found on this machine or fetched."""
-    path = resolve(engine_config.model, engine_config.revision)
+    path = resolve(engine_config.model, engine_config.revision, cache=engine_config.download_dir)
     defaults = server_defaults(path, server_config.generation_config, server_config.override_generation_config)
     return ModelCard(server_config.served_model_name or (engine_config.model,), str(path), defaults)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from secrets import token_hex
 
 from pagoda.serving.api.desk import Desk
 from pagoda.serving.api.dialects import id_headers, path_of
 from pagoda.serving.api.errors import RateLimitedError
 from pagoda.serving.api.keys import CLIENT, KeyRing, missing_key
+from pagoda.serving.api.live_names import hex_tokens
 from pagoda.serving.api.refusal import Refusal
 from pagoda.serving.api.tracing_of import Tracing
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,13 +29,13 @@ class RequestIdMiddleware:
     """Gives every request an id (the client's own where it sent a usable one) and says it in the reply's `X-Request-Id`."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        self._app, self._fresh = app, hex_tokens(16)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given if _ID.fullmatch(given) else token_hex(16).encode()
+        request_id = given if given and _ID.fullmatch(given) else next(self._fresh).encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
 
         async def send_with_id(message: Message) -> None:

@@ -105,5 +105,8 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("/tokenizer_info", "GET", "Special tokens and chat template", gives={}),
     Operation("/metrics", "GET", "Prometheus metrics", media=TEXT),
     Operation("/reset_prefix_cache", "POST", "Forget cached prefixes", gives={}),
+    Operation("/sleep", "POST", "Give the engine's memory back", media="", query=("level",)),
+    Operation("/wake_up", "POST", "Take the engine's memory again", media="", query=("tags",)),
+    Operation("/is_sleeping", "GET", "Whether the engine sleeps", gives={}),
 )
 """What `app.py` mounts, as its document tells it."""

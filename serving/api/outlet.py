@@ -20,6 +20,9 @@ MARK = "\u0001"
 _encode = msgspec.json.Encoder().encode
 
 
+_CLOSED = Connection()
+
+
 class Outlet:
     """Of a stream. May be written to while `connection.writable` and the chain waits for the engine.
 
@@ -34,15 +37,17 @@ class Outlet:
     several: Callable[[Sequence[TextDelta]], bytes] | None
 
     def __init__(self) -> None:
-        self.connection = Connection()
+        self.connection = _CLOSED
         self.several = None
 
 
-def around(marked: bytes) -> Callable[[str], bytes]:
-    """Makes events that differ in one text from one where it is `MARK`. Whatever a client chose stands before it."""
+def around(marked: bytes, count: Callable[[int], None]) -> Event:
+    """Makes events that differ in one text from one where it is `MARK`. Whatever a client chose stands before it. `count` is told of the
+    tokens."""
     head, tail = marked.rsplit(_encode(MARK), 1)
 
-    def event(text: str) -> bytes:
+    def event(text: str, token_ids: Sequence[int]) -> bytes:
+        count(len(token_ids))
         return b"%b%b%b" % (head, _encode(text), tail) if text else b""
 
     return event

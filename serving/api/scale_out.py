@@ -76,7 +76,9 @@ class ScaleOut:
         self._service.check_model(body.model)
         reply_id = new_id("generate", body.request_id or request_id(request))
         made = self._engine_request(body, reply_id)
-        return EventStream(self._stream(made, reply_id)) if body.stream else JsonReply(self._whole(made, reply_id))
+        if not body.stream:
+            return JsonReply(self._whole(made, reply_id))
+        return EventStream(self._stream(made, reply_id), keep_alive=self._service.config.sse_keep_alive_interval)
 
     async def render_completion(self, request: Request) -> Response:
         body = await self._bodies.read(request, CompletionRequest)

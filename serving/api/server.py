@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from importlib import import_module
@@ -93,6 +94,8 @@ class Server:
     async def run(self) -> int:
         """Serve; returns the exit code: 0 after a drain, 1 when the engine died."""
         self._catch_signals()
+        # the loop need not know each generator: all are closed by who reads them, and at its end none matters
+        sys.set_asyncgen_hooks(firstiter=None)
         gc.freeze()  # what has been loaded stays; looking through it for garbage would hold up every stream
         gc.set_threshold(*GC_THRESHOLDS)
         if self._grpc is not None:

@@ -19,10 +19,10 @@ from pagoda.serving.api.desk import Desk, SharedDesk
 from pagoda.serving.api.errors import AbortedError, DrainingError, OverloadedError, RequestTimeoutError
 from pagoda.serving.api.fetching import Fetcher
 from pagoda.serving.api.keys import CLIENT
-from pagoda.serving.api.live_names import found_among
+from pagoda.serving.api.live_names import TAIL, engine_id, found_among, hex_tokens
 from pagoda.serving.api.metrics import Metrics, RequestTimer
 from pagoda.serving.api.outlet import Outlet
-from pagoda.serving.api.request_log import request_line
+from pagoda.serving.api.request_log import AnswerLog, request_line
 from pagoda.serving.api.tally import Tally
 from pagoda.serving.api.tracing_of import tracing_of
 from pagoda.serving.engine.client import EngineClient
@@ -89,6 +89,7 @@ class Service:
         self.draining = False
         self.dead: str | None = None
         self._tally = tally or Tally()
+        self._tails = hex_tokens(TAIL // 2)
         self._live: dict[str, str] = {}  # whose they are
         self._queued: dict[str, int] = {}
         self._queued_tokens = 0
@@ -120,6 +121,10 @@ class Service:
             served = ", ".join((*self.card.names, *self.adapters))
             raise NotFoundError(f"the model {name!r} is not served here; there is: {served}", param="model", code="model_not_found")
         return name or self.card.names[0]
+
+    def engine_id(self, reply_id: str) -> str:
+        """See `live_names`."""
+        return engine_id(reply_id, next(self._tails))
 
     def adapter_of(self, name: str | None) -> str | None:
         """The adapter that a checked name stands for; None for the model itself."""
@@ -182,7 +187,8 @@ class Service:
         limit = self._end_after(request.request_id)
         text = RequestText(self.text.tokenizer, request.params, request.prompt)
         searches = bool(request.params.stop)
-        plain = short_way(text, timer, outlet) if outlet is not None else None
+        answer = self._answer_log(request, parts=not patient)
+        plain = short_way(text, timer, outlet) if outlet is not None and answer is None else None
         try:
             patience = (1 if searches else PATIENCE) if patient else interval or self.config.stream_interval
             async with aclosing(self.client.generate(request, patience, plain)) as deltas:  # type: ignore[type-var]
@@ -194,6 +200,8 @@ class Service:
                         )
                     parts = text.push(_checked(delta))
                     timer.step(parts, delta.queued)
+                    if answer is not None:
+                        answer.step(parts)
                     yield Step(parts, delta.cached_tokens, delta.prompt_logprobs, delta.pooled)
                     if delta.finished or text.finished:
                         break
@@ -215,6 +223,13 @@ class Service:
             timer.end()
             if span is not None:
                 span.end(timer)
+            if answer is not None:
+                answer.end()
+
+    def _answer_log(self, request: EngineRequest, parts: bool) -> AnswerLog | None:
+        if not self.config.enable_log_outputs or request.pooling is not None:
+            return None
+        return AnswerLog(request.request_id, self.config.max_log_len, parts and self.config.enable_log_deltas)
 
     async def pool(self, request: EngineRequest) -> Pooled:
         """Run one pooling request to its answer."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from pagoda.serving.api.connection import CONNECTION, Connection
 from pagoda.serving.api.dialects import error_event, error_response
 from pagoda.serving.api.middleware import PLAIN_SEND
 from pagoda.serving.api.outlet import Outlet
+from pagoda.serving.api.pulse import pulsed
 from pagoda.serving.api.stream_events import DONE
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -26,34 +27,31 @@ _encode = msgspec.json.Encoder().encode
 
 async def until_disconnect(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """Await `work`; when the client goes first, cancel it and return None."""
+    connection: Connection | None = scope["state"].get(CONNECTION)
     presence = asyncio.timeout(None)  # it runs out when the client goes
     try:
         async with presence:
-            with _watched(presence, scope, receive):
+            if connection is None:
+                return await _watched(presence, receive, work)
+            if connection.lost:
+                presence.reschedule(0)
+            connection.on_lost = partial(presence.reschedule, 0)
+            try:
                 return await work
+            finally:
+                connection.on_lost = None
     except TimeoutError:
         if not presence.expired():
             raise
         return None
 
 
-@contextmanager
-def _watched(presence: asyncio.Timeout, scope: Scope, receive: Receive) -> Iterator[None]:
-    connection: Connection | None = scope["state"].get(CONNECTION)
-    if connection is None:
-        watch = asyncio.ensure_future(_end_with(presence, receive))
-        try:
-            yield
-        finally:
-            watch.cancel()
-        return
-    if connection.lost:
-        presence.reschedule(0)
-    connection.on_lost = partial(presence.reschedule, 0)
+async def _watched(presence: asyncio.Timeout, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    watch = asyncio.ensure_future(_end_with(presence, receive))
     try:
-        yield
+        return await work
     finally:
-        connection.on_lost = None
+        watch.cancel()
 
 
 async def _end_with(presence: asyncio.Timeout, receive: Receive) -> None:
@@ -85,9 +83,13 @@ class EventStream(Response):
     sent as an event with the error object.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], end: bytes = DONE, outlet: Outlet | None = None) -> None:
-        """`end`: what tells the client that the stream is whole. `outlet`: the generator's short way, once it is open."""
-        self._events, self._end, self._outlet = events, end, outlet
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], end: bytes = DONE, outlet: Outlet | None = None, keep_alive: float = 0.0
+    ) -> None:
+        """`end`: what tells the client that the stream is whole. `outlet`: the generator's short way, once it is open. `keep_alive`: after
+        so many seconds of silence a comment says that it goes on; 0: never."""
+        self._events = pulsed(events, keep_alive, outlet) if keep_alive else events
+        self._end, self._outlet = end, outlet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await until_disconnect(scope, receive, self._pump(scope, receive, send))

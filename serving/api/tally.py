@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from struct import Struct
 
 COLUMNS = 3
 _WIDTH = 8
+_ROW = Struct("3q")
 
 
 class Tally:
@@ -15,10 +17,11 @@ class Tally:
     def __init__(self, path: Path | None = None, row: int = 0, rows: int = 1) -> None:
         size = rows * COLUMNS * _WIDTH
         if path is None:
-            self._page: memoryview = memoryview(bytearray(size)).cast("q")
+            self._bytes: bytearray | mmap.mmap = bytearray(size)
         else:
             with open(path, "r+b") as file:
-                self._page = memoryview(mmap.mmap(file.fileno(), size)).cast("q")
+                self._bytes = mmap.mmap(file.fileno(), size)
+        self._page = memoryview(self._bytes).cast("q")
         self._row = row
         self.clear(row)
 
@@ -29,8 +32,7 @@ class Tally:
 
     def write(self, queued: int, tokens: int, running: int) -> None:
         """This process's numbers from now on."""
-        for column, value in enumerate((queued, tokens, running)):
-            self._page[self._row * COLUMNS + column] = value
+        _ROW.pack_into(self._bytes, self._row * _ROW.size, queued, tokens, running)
 
     def clear(self, row: int) -> None:
         """Of a process that is gone."""

@@ -185,6 +185,7 @@ def _facts(
         media=model.facts.media,
         media_rows=media_rows(config, model.facts),
         encoder=model.facts.encoder,
+        logprobs=config.logprobs_mode,
     )
 
 

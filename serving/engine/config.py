@@ -42,6 +42,7 @@ class EngineConfig:
     )
     quantization: Annotated[str | None, Flag("Weight format; found from the checkpoint when not given.", ("-q",))] = None
     use_tqdm_on_load: Annotated[bool, Flag("Show how far the loading of weights is.")] = True
+    download_dir: Annotated[str | None, Flag("Folder that hub models are fetched into, instead of the hub's own cache.")] = None
     revision: Annotated[str | None, Flag("Branch, tag or commit of a hub model.")] = None
     tokenizer: Annotated[str | None, Flag("Folder or hub id of the tokenizer, when not the model's own.")] = None
     skip_tokenizer_init: Annotated[bool, Flag("Work with token ids alone; texts and chats are refused.")] = False
@@ -122,7 +123,10 @@ class EngineConfig:
     ] = "full"
     logprobs_mode: Annotated[
         LogprobsMode,
-        Flag("Logprobs of tokens are of the model's own logits, or of those after biases, penalties, temperature and filters."),
+        Flag(
+            "Logprobs of tokens are of the model's own logits, or of those after biases, penalties, temperature and filters; or these"
+            " logits stand in their place."
+        ),
     ] = "raw_logprobs"
     batch_invariant: Annotated[
         bool, Flag("Only kernels whose results do not depend on the batch: a request's answer is the same to the bit in any company.")

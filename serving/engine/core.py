@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
@@ -126,6 +126,7 @@ class EngineCore:
             pooling=facts.pooling,
             modalities=facts.media.modalities if facts.media is not None else (),
             encoder=facts.encoder,
+            logprobs=facts.logprobs,
         )
 
     def follow_grammars(self, compiler: Compiler) -> None:
@@ -371,12 +372,16 @@ class EngineCore:
             self._executor.collective("release", kind=kind)
         self._captures.forgotten()
 
-    def _wake(self) -> None:
-        for kind in reversed(self._asleep):  # weights before the pages that are bound to them
+    def _wake(self, kinds: Sequence[str] | None = None) -> None:
+        """`kinds`: "kv", "weights"; all that sleeps by default."""
+        woken = [kind for kind in reversed(self._asleep) if kinds is None or kind in kinds]  # weights before the pages bound to them
+        if woken == ["kv"] and "weights" in self._asleep:
+            raise RequestError("the weights sleep too; wake them first, or together with the KV cache", param="tags")
+        for kind in woken:
             self._executor.collective("restore", kind=kind)
-        if "weights" in self._asleep:
+        if "weights" in woken:
             self._scheduler.adapters.forget()
-        self._asleep = []
+        self._asleep = [kind for kind in self._asleep if kind not in woken]
 
 
 def _told(error: BaseException) -> str:

@@ -25,6 +25,8 @@ def _check_length(request: EngineRequest, budget: int, facts: RunnerFacts, ledge
     _check_encoder(request, facts.encoder)
     if request.pooling is not None:
         return _check_pooled(request, longest, facts.overlap * budget, ledger)
+    if request.beam_width and facts.logprobs.endswith("logits"):
+        raise RequestError(f"beam search adds up logprobs, and this engine gives {facts.logprobs} in their place", param="use_beam_search")
     if prompt >= longest:
         raise RequestError(
             f"the prompt has {prompt} tokens and the model's length is {longest}: at most {longest - 1} leave room for an answer",

@@ -48,21 +48,21 @@ class Mailbox:
 
     def settle(self) -> None:
         """Give what was added to the reader, if it waits and it is enough for it."""
-        reader = self._reader
-        if reader is None or reader.done() or not self._due():
+        reader, pieces, plain = self._reader, self._pieces, self._plain
+        if reader is None or reader.done() or not (len(pieces) >= self._enough or (self._urgent and pieces)):
             return
         try:
-            taken = self._plain is not None and not self._rich and self._plain(self._offered())
+            taken = plain is not None and not self._rich and plain(self._offered() if self._deltas else pieces)  # type: ignore[arg-type]
         except Exception as error:  # the reader raises it: other streams go on
             self._error, taken = error, False
         if taken:
-            self._pieces.clear()
+            pieces.clear()
             self._deltas = self._urgent = False
         else:
             self._wake(reader)
 
-    def _offered(self) -> Sequence[int] | RequestDelta:
-        return merge(self._request_id, self._pieces) if self._deltas else self._pieces  # type: ignore[return-value]
+    def _offered(self) -> RequestDelta:
+        return merge(self._request_id, self._pieces)
 
     def _due(self) -> bool:
         return len(self._pieces) >= self._enough or (self._urgent and bool(self._pieces))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pagoda.models.encoding import EncoderFacts
 from pagoda.models.media import MediaItem, MediaPositions
-from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.engine.params import LogprobsMode, SamplingParams
 from pagoda.serving.engine.pooling import Pooled, PoolingFacts, PoolingParams
 
 
@@ -213,6 +213,7 @@ class EngineFacts:
         pooling: of a model that answers with vectors or scores; None: it generates.
         modalities: what it takes beside tokens.
         encoder: of a model whose decoder attends to one.
+        logprobs: what stands for the logprobs of sampled tokens.
     """
 
     max_model_len: int
@@ -227,3 +228,4 @@ class EngineFacts:
     pooling: PoolingFacts | None = None
     modalities: tuple[str, ...] = ()
     encoder: EncoderFacts | None = None
+    logprobs: LogprobsMode = "raw_logprobs"

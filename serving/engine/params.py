@@ -11,8 +11,9 @@ from pagoda.serving.engine.structured import StructuredOutputsParams
 
 MAX_LOGPROBS = 64
 MAX_N = 256
-LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
-"""Of the model's own logits, or of those that tokens are drawn by: after masks, biases, penalties, temperature and filters."""
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+"""Of the model's own logits, or of those that tokens are drawn by: after masks, biases, penalties, temperature and filters. Or these logits
+themselves, where a reply has logprobs."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,13 @@ class SamplingParams:
         """The same with a seed of 63 bits; what was checked once need not be again."""
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__, seed=seed)
+        return made
+
+    def limited(self, max_tokens: int) -> SamplingParams:
+        """The same settings with this output limit; what it does not touch is not checked again."""
+        made = object.__new__(SamplingParams)
+        made.__dict__.update(self.__dict__, max_tokens=max_tokens)
+        made._check_open_ends()
         return made
 
     @property

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pagoda.models.encoding import EncoderFacts
 from pagoda.models.media import MediaFacts, MediaPositions, Numbers
 from pagoda.serving.engine.messages import EncoderPrompt
-from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.engine.params import LogprobsMode, SamplingParams
 from pagoda.serving.engine.pooling import PoolingFacts, PoolingParams
 
 IntArray = NDArray[np.int32]
@@ -253,6 +253,7 @@ class RunnerFacts:
         encoder: of a model whose decoder attends to one, or None.
         in_calls: a step has ended when the call that starts it returns (`hal.info.Feature.IN_CALLS`): none is begun beside another.
         length_epochs: a `models.model.LengthEpochs` where a sequence that grows must be computed anew, or None.
+        logprobs: see `EngineFacts`.
         captures: of ranks that capture steps ahead of need, and otherwise where a plan says so alone: how many they have.
     """
 
@@ -278,4 +279,5 @@ class RunnerFacts:
     media: MediaFacts | None = None
     media_rows: int = 0
     encoder: EncoderFacts | None = None
+    logprobs: LogprobsMode = "raw_logprobs"
     captures: Captures | None = None

@@ -1,5 +1,5 @@
 """From logits to tokens on the device: masks and edits, then penalties, then one draw a row; logprobs are of the raw logits, or of those
-that are drawn by."""
+that are drawn by, or are these logits."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Sampler:
         device: where logits lie.
         table: resolves `OPS` for `vocab` float32 logits.
         slots: number of slots.
-        logprobs: of which logits they are.
+        logprobs: what stands for those of sampled tokens; those of prompts are always the model's own.
 
     Attributes:
         masks_inside: see there; a step with masks brings one for each row that it samples.
@@ -94,8 +94,10 @@ class Sampler:
         logprobs = None
         if batch.use & Use.LOGPROBS:
             rows = batch.views["logprob_rows"]
-            source = logits[rows] if self._mode == "raw_logprobs" else self._processed(edited, rows, batch)
+            source = logits[rows] if self._mode.startswith("raw") else self._processed(edited, rows, batch)
             logprobs = self.logprobs(source, tokens[rows], batch.top_logprobs)
+            if self._mode.endswith("logits"):
+                logprobs = _as_logits(logprobs, source, tokens[rows])
         return Sampled(tokens, bad, logprobs)
 
     def reads_masks(self, batch: StepBatch) -> bool:
@@ -153,6 +155,12 @@ class Sampler:
 
     def _penalty_slots(self, batch: StepBatch) -> torch.Tensor:
         return batch.views["sample_slots"][batch.views["penalty_rows"]]
+
+
+def _as_logits(found: Logprobs, logits: torch.Tensor, tokens: torch.Tensor) -> Logprobs:
+    """The same tokens with their `logits` `[N, V]`."""
+    own = logits.gather(1, tokens.long()[:, None])[:, 0].float()
+    return found._replace(own=own, top=logits.gather(1, found.top_ids.long()).float())
 
 
 def _accepted(tokens: torch.Tensor, batch: StepBatch) -> torch.Tensor:

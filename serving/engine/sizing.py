@@ -52,7 +52,7 @@ class Sizes:
 
 def describe_model(config: EngineConfig, target: Target, rank: int = 0) -> Description:
     """The model of one rank. Raises `ConfigError`, `ModelError`, `CheckpointError`."""
-    checkpoint = open_checkpoint(resolve(config.model, config.revision), config.load_format, config.hf_overrides)
+    checkpoint = open_checkpoint(resolve(config.model, config.revision, cache=config.download_dir), config.load_format, config.hf_overrides)
     description = describe(
         checkpoint,
         dtype=config.dtype,

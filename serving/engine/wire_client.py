@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ from pagoda.serving.engine.wire import (
     encode,
     error_of,
 )
+
+GATHER_SECONDS = 0.001
+"""After a sending the next one waits so long for what else comes; whoever comes by himself waits for nobody."""
 
 MOST_AT_ONCE = 256
 """Messages that are read before the loop may do something else."""
@@ -54,6 +58,7 @@ class WireClient:
             socket.set_hwm(0)  # nothing is dropped, no send waits: the scheduler bounds what is under way
         self._answers.bind(self.answers_address)
         self._outgoing: list[bytes] = []
+        self._flushed = 0.0
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
 
@@ -101,11 +106,13 @@ class WireClient:
         except (OverflowError, UnicodeEncodeError, RecursionError) as error:
             raise RequestError(f"the request cannot be handed to the engine: {error}") from None
         if not self._outgoing:
-            self._loop.call_soon(self._flush)
+            wait = self._flushed + GATHER_SECONDS - time.monotonic()
+            self._loop.call_later(wait, self._flush) if wait > 0 else self._loop.call_soon(self._flush)
         self._outgoing.append(text)
 
     def _flush(self) -> None:
-        """All that one turn of the loop has to say, at once: each sending wakes a thread. The engine reads message by message."""
+        """All that was said lately, at once: each sending wakes a thread here and one there. The engine reads message by message."""
+        self._flushed = time.monotonic()
         outgoing, self._outgoing = self._outgoing, []
         if outgoing and not self._requests.closed:
             self._requests.send_multipart(outgoing, zmq.NOBLOCK)

@@ -26,9 +26,9 @@ def text_of(config: EngineConfig, **template: Any) -> TextFrontend:
 def tokenizer_path(config: EngineConfig) -> Path:
     """Where the tokenizer of a configuration is: with the model, or where `tokenizer` says (a folder with a tokenizer will do)."""
     if config.tokenizer is None:
-        return resolve(config.model, config.revision)
+        return resolve(config.model, config.revision, cache=config.download_dir)
     folder = Path(config.tokenizer).expanduser()
-    return folder if (folder / "tokenizer.json").is_file() else resolve(config.tokenizer)
+    return folder if (folder / "tokenizer.json").is_file() else resolve(config.tokenizer, cache=config.download_dir)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
 from pagoda.hal.errors import RequestError
@@ -138,7 +138,7 @@ class Processor:
         request = EngineRequest(
             request_id=request_id or uuid.uuid4().hex,
             prompt=tuple(prompt),
-            params=with_bad_word_ids(params if limit == params.max_tokens else replace(params, max_tokens=limit), self.text.tokenizer),
+            params=with_bad_word_ids(params if limit == params.max_tokens else params.limited(limit), self.text.tokenizer),
             eos_ids=self.text.tokenizer.eos_ids,
             priority=priority,
             cache_salt=cache_salt,

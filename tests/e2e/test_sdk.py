@@ -63,9 +63,16 @@ def test_a_shared_beginning_is_read_once(llm: LLM) -> None:
 
 def test_sleep_gives_memory_back_and_wakes_the_same(llm: LLM) -> None:
     before = llm.generate("The capital of France is", GREEDY)[0].outputs[0].token_ids
-    for level in (1, 2):
+    for level, tags in ((1, None), (2, None), (2, ["weights"]), (1, ["kv_cache"])):
         llm.sleep(level)
-        llm.wake_up()
+        if tags == ["weights"]:
+            with pytest.raises(RequestError, match="the weights sleep too"):
+                llm.wake_up(["kv_cache"])
+        llm.wake_up(tags)
+        if tags == ["weights"]:
+            with pytest.raises(RequestError, match="the engine sleeps"):
+                llm.generate("The capital of France is", GREEDY)
+            llm.wake_up(["kv_cache"])
         output = llm.generate("The capital of France is", GREEDY)[0]
         assert (output.outputs[0].token_ids, output.num_cached_tokens) == (before, 0)
 

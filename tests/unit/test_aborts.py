@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from toy_engine import ToyEngine
 from toy_server import Toy, toy_server
 
 PATHS = ["/abort_requests", "/inference/v1/abort_requests"]
+JSON = {"content-type": "application/json"}
 ONE, TWO = {"authorization": "Bearer one"}, {"authorization": "Bearer two"}
 
 
@@ -68,6 +70,39 @@ async def test_without_ids_all_end_for_trainers_and_none_for_routers() -> None:
         assert sorted(await abort(toy, PATHS[0], None)) == ["cmpl-a", "cmpl-b"]
         assert [(await one).json()["choices"][0]["finish_reason"] for one in running] == ["abort"] * 2
         assert (await toy.http.post(PATHS[0], json={"request_ids": "a"})).status_code == 400
+
+
+HOSTILE: list[Any] = [
+    5, "all", {"a": 1}, [1], ["a", None], [["a"]], [{}], [True], ["x" * 1025], "a" * 100_000, [b"\xff".hex(), 2**70],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_hostile_bodies_end_nothing_and_say_what_is_wrong(path: str) -> None:
+    async with toy_server(ToyEngine(delay=0.02)) as toy:
+        running = await begun(toy, "mine")
+        for wrong in HOSTILE:
+            reply = await toy.http.post(path, content=json.dumps({"request_ids": wrong}), headers=JSON)
+            error = reply.json()["error"]
+            assert reply.status_code == 400 and error["param"].startswith("request_ids") and "request_ids" in error["message"], wrong
+        for body in (
+            b"",
+            b"[]",
+            b"null",
+            b"7",
+            b'{"request_ids": ["a"',
+            b'{"request_ids": ["\xff"]}',
+            b'{"request_ids": ' + b"[" * 100_000,
+        ):
+            reply = await toy.http.post(path, content=body, headers=JSON)
+            assert reply.status_code == 400 and reply.json()["error"]["message"], body[:40]
+        assert (await toy.http.post(path, content=b"{}", headers={"content-type": "text/plain"})).status_code == 415
+        assert not running.done() and len(toy.engine.live) == 1
+        many = [f"cmpl-mine-{place}" for place in range(20_000)] + ["", "mine\x00", "%s", "../mine", "cmpl-"]
+        assert await abort(toy, path, many) == []
+        assert len(toy.engine.live) == 1
+        assert await abort(toy, path, [*many, "mine", "mine"]) == ["mine"]
+        await running
 
 
 async def test_a_key_ends_its_own_requests_alone_and_is_never_above_its_limits() -> None:

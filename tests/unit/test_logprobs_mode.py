@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from pagoda import LLM, SamplingParams
+from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.params import LogprobsMode
 from tiny_checkpoints import logits, make
 
@@ -53,7 +54,7 @@ def processed(row: np.ndarray, said: list[int], temperature: float, **more: Any)
     return row
 
 
-@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+@pytest.mark.parametrize("mode", get_args(LogprobsMode))
 def test_logprobs_are_of_the_logits_that_the_mode_says(model: tuple[Path, Any], mode: LogprobsMode) -> None:
     folder, reference = model
     with LLM(str(folder), device="cpu", dtype="float32", skip_tokenizer_init=True, logprobs_mode=mode) as llm:
@@ -65,8 +66,21 @@ def test_logprobs_are_of_the_logits_that_the_mode_says(model: tuple[Path, Any], 
         tokens = list(output.outputs[0].token_ids)
         rows = logits(reference, PROMPT + tokens).double().numpy()[len(PROMPT) - 1 :]
         for place, (token, told) in enumerate(zip(tokens, output.outputs[0].logprobs, strict=True)):
-            row = rows[place] if mode == "raw_logprobs" else processed(rows[place], tokens[:place], **given)
-            wanted = row - row.max() - np.log(np.exp(row - row.max()).sum())
+            row = rows[place] if mode.startswith("raw") else processed(rows[place], tokens[:place], **given)
+            wanted = row if mode.endswith("logits") else row - row.max() - np.log(np.exp(row - row.max()).sum())
             assert told[token].logprob == pytest.approx(wanted[token], abs=2e-4), (given, place)
             finite = {one: entry.logprob for one, entry in told.items() if np.isfinite(entry.logprob)}
             assert finite == pytest.approx({one: wanted[one] for one in finite}, abs=2e-4), (given, place)
+
+
+def test_where_logits_stand_for_logprobs_nothing_is_ranked_by_them(model: tuple[Path, Any]) -> None:
+    folder, reference = model
+    with LLM(str(folder), device="cpu", dtype="float32", skip_tokenizer_init=True, logprobs_mode="processed_logits") as llm:
+        with pytest.raises(RequestError, match="beam search adds up logprobs"):
+            llm.beam_search([PROMPT], beam_width=2, max_tokens=3)
+        params = SamplingParams(max_tokens=1, logprobs=1, prompt_logprobs=1, temperature=0, detokenize=False)
+        output = llm.generate([PROMPT], params)[0]
+    rows = logits(reference, PROMPT).double().numpy()
+    of_prompt = rows[0] - rows[0].max() - np.log(np.exp(rows[0] - rows[0].max()).sum())
+    assert output.prompt_logprobs[1][PROMPT[1]].logprob == pytest.approx(of_prompt[PROMPT[1]], abs=2e-4)
+    assert max(entry.logprob for entry in output.outputs[0].logprobs[0].values()) == pytest.approx(rows[-1].max(), abs=2e-4)

@@ -200,6 +200,7 @@ def test_an_outlet_that_nobody_opened_takes_nothing() -> None:
 
 
 def test_events_around_a_text_are_those_of_the_encoder() -> None:
-    marked = around(event({"id": MARK, "text": MARK, "after": None}))  # type: ignore[arg-type]
-    assert marked(TEXT) == event({"id": MARK, "text": TEXT, "after": None})  # type: ignore[arg-type]
-    assert marked("") == b""
+    counted: list[int] = []
+    marked = around(event({"id": MARK, "text": MARK, "after": None}), counted.append)  # type: ignore[arg-type]
+    assert marked(TEXT, [1, 2]) == event({"id": MARK, "text": TEXT, "after": None})  # type: ignore[arg-type]
+    assert (marked("", [3]), counted) == (b"", [2, 1])

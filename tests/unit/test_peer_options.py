@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pagoda.serving.engine.params import MAX_LOGPROBS
 from pagoda.serving.engine.spec.config import Ngram
 from pagoda.serving.frontend.parsers.choose import choose
 from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Context
-from toy_engine import BOS
+from toy_engine import BOS, ToyEngine
 from toy_server import events, toy_server
 
 MIDDLEWARE = """
@@ -93,6 +94,33 @@ async def test_requests_are_logged_as_far_as_asked_for(caplog: pytest.LogCapture
         with caplog.at_level(logging.INFO, "pagoda.api"):
             await toy.complete("hello")
         assert not [one for one in caplog.records if "received request" in one.message]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("parts", [False, True])
+async def test_answers_are_logged_whole_and_in_parts(caplog: pytest.LogCaptureFixture, stream: bool, parts: bool) -> None:
+    async with toy_server(enable_log_outputs=True, enable_log_deltas=parts, max_log_len=4) as toy:
+        with caplog.at_level(logging.INFO, "pagoda.api"):
+            told = await toy.complete("hello", max_tokens=5, n=2, request_id="mine", stream=stream)
+    assert told.status_code == 200
+    lines = [one.message for one in caplog.records if "of request cmpl-mine-" in one.message]
+    whole = [line for line in lines if line.startswith("answer")]
+    assert ["sequence 0" in whole[0], "sequence 1" in whole[1], len(whole)] == [True, True, 2]
+    assert f"'hell', token_ids: {[BOS, *b'hel']}, finish_reason: length" in whole[0]
+    assert (len(lines) > len(whole)) == (stream and parts)
+
+
+async def test_an_answer_that_its_client_left_is_logged_too(caplog: pytest.LogCaptureFixture) -> None:
+    async with toy_server(ToyEngine(delay=0.01), enable_log_outputs=True, enable_log_deltas=False) as toy:
+        with caplog.at_level(logging.INFO, "pagoda.api"):
+            async with toy.http.stream("POST", "/v1/completions", json={"prompt": "hello", "stream": True, "max_tokens": 4000}) as reply:
+                async for line in reply.aiter_lines():
+                    if "data: {" in line:
+                        break
+            while toy.service.load:
+                await asyncio.sleep(0.01)
+        [line] = [one.message for one in caplog.records if one.message.startswith("answer")]
+        assert line.endswith("finish_reason: abort")
 
 
 async def test_the_document_may_be_left_out() -> None:

@@ -3,13 +3,18 @@
 import json
 import socket
 
+import huggingface_hub
 import pytest
 from pagoda.hal.errors import CapacityError, ConfigError
 from pagoda.models.loading import reference
 from pagoda.models.loading.hub import Hub, cached, remove
 from pagoda.models.loading.reference import PACKAGED, Packaged, resolve
+from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.api.launch import card_of
 from pagoda.serving.cli.list_models import find
 from pagoda.serving.cli.main import main
+from pagoda.serving.engine.config import EngineConfig
+from pagoda.serving.frontend.load import tokenizer_path
 from toy_hub import SHA, serve_hub
 
 PLAIN = {
@@ -135,6 +140,17 @@ def test_without_a_network_the_cache_serves(hub, tmp_path):
         assert resolve("org/gguf:Q8_0", hub=offline) == quantised
         with pytest.raises(ConfigError, match=r"is not in the cache .* can not be reached"):
             resolve("org/split", hub=offline)
+
+
+def test_a_folder_of_ones_own_serves_model_and_tokenizer(hub, monkeypatch):
+    folder = resolve("org/plain", hub=hub)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        config = EngineConfig(model="org/plain", download_dir=str(hub.cache))
+        assert str(folder) == str(tokenizer_path(config)) == card_of(config, ServerConfig(generation_config="none")).root
+        with pytest.raises(ConfigError, match="is not in the cache"):
+            tokenizer_path(EngineConfig(model="org/plain", download_dir=str(hub.cache / "other")))
 
 
 def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(tmp_path):

@@ -62,7 +62,7 @@ class Messages:
         if not body.stream:
             return JsonReply(reply.whole())
         outlet = Outlet()
-        return EventStream(reply.stream(outlet), b"", outlet)
+        return EventStream(reply.stream(outlet), b"", outlet, keep_alive=self._service.config.sse_keep_alive_interval)
 
     async def render(self, request: Request) -> Response:
         _check_version(request)

@@ -52,7 +52,7 @@ class Transcriptions:
         reply_id = new_id("trsc", request_id(request))
         reply = await _prepared(self._service, self._task, form, facts, tokens, reply_id, self._service.adapter_of(model))
         if form.fields.stream:
-            return EventStream(reply.stream())
+            return EventStream(reply.stream(), keep_alive=self._service.config.sse_keep_alive_interval)
         if form.fields.response_format in ("json", "verbose_json"):
             return JsonReply(reply.whole())
         return PlainTextResponse(await reply.text())

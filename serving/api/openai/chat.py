@@ -53,7 +53,7 @@ class Chat:
         if not body.stream:
             return JsonReply(reply.whole())
         outlet = Outlet()
-        return EventStream(reply.stream(usage, outlet), outlet=outlet)
+        return EventStream(reply.stream(usage, outlet), outlet=outlet, keep_alive=self._service.config.sse_keep_alive_interval)
 
 
 @dataclass
@@ -99,14 +99,12 @@ class ChatReply:
             yield event(self._chunk([], count.usage()))
 
     def _plain_events(self, wants: StreamUsage, count: UsageCount) -> Event:
-        made = around(event(self._chunk([ChatChunkChoice(index=0, delta=Delta(content=MARK))], UNSET)))
         parsed = self.answers.parser(self.context) is not None
-        plain = not (parsed or wants.continuous or self.body.return_token_ids)
+        if not (parsed or wants.continuous or self.body.return_token_ids):
+            return around(event(self._chunk([ChatChunkChoice(index=0, delta=Delta(content=MARK))], UNSET)), count.add_plain)
 
         def events(text: str, token_ids: Sequence[int]) -> bytes:
             count.add_plain(len(token_ids))
-            if plain:
-                return made(text)
             usage: Any = count.usage() if wants.continuous else UNSET
             return b"".join(map(event, self._chunks(TextDelta(0, text, tuple(token_ids)), usage)))
 

@@ -35,4 +35,5 @@ def as_token_ids(request: GenerationRequest, config: ServerConfig) -> bool:
 
 def request_id(request: Request) -> str:
     """The id that the middleware gave the request: the one of its header, or a new one."""
-    return request.state.request_id
+    given: str = request.scope["state"]["request_id"]
+    return given

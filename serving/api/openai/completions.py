@@ -51,7 +51,7 @@ class Completions:
         if not body.stream:
             return JsonReply(reply.whole())
         outlet = Outlet() if len(requests) == 1 else None
-        return EventStream(reply.stream(usage, outlet), outlet=outlet)
+        return EventStream(reply.stream(usage, outlet), outlet=outlet, keep_alive=self._service.config.sse_keep_alive_interval)
 
 
 @dataclass
@@ -101,13 +101,11 @@ class CompletionReply:
             yield event(self._reply([], count.usage()))
 
     def _plain_events(self, wants: StreamUsage, count: UsageCount) -> Event:
-        made = around(event(self._reply([CompletionChoice(index=0, text=MARK)], UNSET)))
-        plain = not (wants.continuous or self.body.return_token_ids)
+        if not (wants.continuous or self.body.return_token_ids):
+            return around(event(self._reply([CompletionChoice(index=0, text=MARK)], UNSET)), count.add_plain)
 
         def events(text: str, token_ids: Sequence[int]) -> bytes:
             count.add_plain(len(token_ids))
-            if plain:
-                return made(text)
             delta = TextDelta(0, text, tuple(token_ids))
             return self._chunk(0, Step([delta]), delta, count.usage() if wants.continuous else UNSET)
 

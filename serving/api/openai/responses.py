@@ -62,7 +62,7 @@ class Responses:
         if not body.stream:
             return JsonReply(run.whole())
         outlet = Outlet()
-        return EventStream(run.stream(outlet), b"", outlet)
+        return EventStream(run.stream(outlet), b"", outlet, keep_alive=self._service.config.sse_keep_alive_interval)
 
     async def render(self, request: Request) -> Response:
         body = await self._bodies.read(request, ResponseRequest)

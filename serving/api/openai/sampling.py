@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from pagoda.hal.errors import RequestError
-from pagoda.serving.api.live_names import engine_id
 from pagoda.serving.api.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from pagoda.serving.api.openai.structured import structured_output
 from pagoda.serving.api.service import Service
 from pagoda.serving.engine.messages import EngineRequest
-from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.engine.params import LogprobsMode, SamplingParams
 from pagoda.serving.frontend.processor import Encoded
 from pagoda.serving.frontend.structured.answers import budgeted
 
@@ -47,9 +47,12 @@ _SAME_NAME = (
 )
 
 
+_values = attrgetter(*_SAME_NAME)
+
+
 def given_settings(request: GenerationRequest) -> dict[str, Any]:
     """The settings that the request brings, under `SamplingParams`' names."""
-    out = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
+    out = {name: value for name, value in zip(_SAME_NAME, _values(request), strict=True) if value is not None}
     if bias := out.get("logit_bias"):
         out["logit_bias"] = {token: max(-MAX_BIAS, min(MAX_BIAS, value)) for token, value in bias.items()}
     if request.allowed_token_ids == []:
@@ -110,10 +113,11 @@ def engine_request(
     try:
         params = service.processor.params_for(len(prompt), _budgeted(service, request, settings, prompt))
         _check_logprobs(params, service.config.max_logprobs)
+        _check_ranking(request, service.client.facts.logprobs)
         return service.processor.request(
             prompt,
             params,
-            request_id=engine_id(reply_id),
+            request_id=service.engine_id(reply_id),
             priority=request.priority or 0,
             cache_salt=request.cache_salt,
             adapter=service.adapter_of(request.model),
@@ -139,6 +143,11 @@ def _check_logprobs(params: SamplingParams, most: int) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > most:
             raise RequestError(f"{name}={getattr(params, name)} is above {most}, the limit of this server's --max-logprobs", param=name)
+
+
+def _check_ranking(request: GenerationRequest, logprobs: LogprobsMode) -> None:
+    if logprobs.endswith("logits") and (request.best_of or 1) > (request.n or 1):
+        raise RequestError(f"best_of ranks answers by logprobs, and this server gives {logprobs} in their place", param="best_of")
 
 
 def _names_in(request: GenerationRequest) -> dict[str, str]:

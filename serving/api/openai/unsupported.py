@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from pagoda.hal.errors import RequestError
@@ -43,10 +46,17 @@ WITHOUT_EFFECT = ("session_id", "user", "metadata", "service_tier", "safety_iden
 
 def refuse_unsupported(request: Any) -> None:
     """Raises `RequestError` naming the first field that is set to something without which the answer would be another."""
-    for name in REFUSED:
-        value = getattr(request, name, None)
+    names, values = _refused_of(type(request))
+    for name, value in zip(names, values(request), strict=True):
         if value is None or (value in ([], {})) or value in _HARMLESS.get(name, ()):
             continue
         raise RequestError(f"{name} is not supported by this server yet; leave it out", param=name, code="unsupported_parameter")
     if getattr(request, "store", False):
         raise RequestError("store=true is not supported: this server keeps no replies", param="store", code="unsupported_parameter")
+
+
+@cache
+def _refused_of(kind: type) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Those that such a request may have, and how they are read at once."""
+    names = tuple(name for name in REFUSED if hasattr(kind, name))
+    return names, attrgetter(*names)

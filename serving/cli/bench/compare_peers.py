@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
     values = with_model(parser.values(argv))
     options, config = build(PeerOptions, values), build(EngineConfig, values)
     rows = chosen(options.rows)
-    path = resolve(config.model, config.revision)
+    path = resolve(config.model, config.revision, cache=config.download_dir)
     contestants = engines_of(options, config, path, rows)
     comparison = _opened(options, path, contestants)
     generate = generator(options.loadgen)

@@ -36,7 +36,7 @@ def open_drafter(config: EngineConfig) -> Drafter | None:
     description = describe_model(config, target)
     if any(cache is not None and cache.kind is CacheKind.STATE for cache in description.facts.caches):
         raise ConfigError("this model has recurrent layers, whose state cannot be taken back when a draft is wrong; ask for none (mtp)")
-    checkpoint = open_checkpoint(resolve(config.model, config.revision), config.load_format, config.hf_overrides)
+    checkpoint = open_checkpoint(resolve(config.model, config.revision, cache=config.download_dir), config.load_format, config.hf_overrides)
     model, last = load_ahead(checkpoint, description, target.device, target.table)
     longest = min(config.max_model_len or description.facts.max_positions, LONGEST)
     layers = len(description.facts.caches)
