@@ -285,7 +285,9 @@ def main() -> int:
     parser.add_argument("--model", default="null")
     parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
     parser.add_argument("--tokens", type=int, default=65_536, help="of all clients together in one wave")
-    parser.add_argument("--stream-tokens", type=int, default=128, help="of each stream, for the same mix with any number of clients; 0: not so")
+    parser.add_argument(
+        "--stream-tokens", type=int, default=128, help="of each stream, for the same mix with any number of clients; 0: not so"
+    )
     parser.add_argument("--tokens-per-s", type=float, default=5000.0)
     parser.add_argument("--kind", choices=KINDS, default="completions")
     parser.add_argument("--output")

@@ -115,7 +115,9 @@ class ServerConfig:
     enable_log_outputs: Annotated[bool, Flag("Log each answer: its request's id, text, tokens and how it ended.")] = False
     enable_log_deltas: Annotated[bool, Flag("With --enable-log-outputs, log the parts of streams too.")] = True
     max_log_len: Annotated[int | None, Flag("Most tokens and characters in such a line; all by default.")] = None
-    enable_sleep_mode: Annotated[bool, Flag("Serve /sleep, /wake_up and /is_sleeping, with which the engine's memory is given back.")] = False
+    enable_sleep_mode: Annotated[bool, Flag("Serve /sleep, /wake_up and /is_sleeping, with which the engine's memory is given back.")] = (
+        False
+    )
     disable_fastapi_docs: Annotated[bool, Flag("Do not serve /openapi.json.")] = False
     middleware: Annotated[
         tuple[str, ...],

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pagoda.serving.api.shared_metrics import metrics_folder
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats
@@ -15,6 +16,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+
+LOT = 4096
+"""Values of a histogram, and requests that have ended, that are told of at once."""
 
 LABELS = ("model_name", "engine")
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
@@ -35,6 +39,16 @@ _HISTOGRAMS = {
     "request_params_n": ("The field n of requests.", (1, 2, 5, 10, 20)),
     "request_params_max_tokens": ("The field max_tokens of requests.", _TOKENS),
 }
+_OF_ENDS = (
+    *(f"request_{name}_time_seconds" for name in ("queue", "prefill", "decode", "inference")),
+    "e2e_request_latency_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_params_n",
+    "request_params_max_tokens",
+    "request_time_per_output_token_seconds",
+)
+"""Histograms that a request's end is told in; see `Metrics.ended`."""
 _GAUGES: _Reads = (
     ("num_requests_running", "Requests that run.", lambda s: s.running),
     ("num_requests_waiting", "Requests that wait to run.", lambda s: s.waiting),
@@ -93,28 +107,36 @@ def _merged_registry() -> CollectorRegistry | None:
 class Lots:
     """One histogram: what it sees is put together before the library's is told of it, in lots."""
 
-    __slots__ = ("_bounds", "_histogram", "_seen")
+    __slots__ = ("_histogram", "_many", "_place", "_values")
 
     def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
-        self._histogram, self._bounds = histogram, bounds
-        self._seen: list[tuple[float, int]] = []
+        self._histogram, self._place = histogram, partial(bisect_left, bounds)
+        self._values: list[float] = []
+        self._many: list[tuple[float, int]] = []
 
     def add(self, value: float, count: int = 1) -> None:
         """The same value so many times."""
-        self._seen.append((value, count))
-        if len(self._seen) >= 4096:
+        if count == 1:
+            self._values.append(value)
+        else:
+            self._many.append((value, count))
+        if len(self._values) + len(self._many) >= LOT:
             self.flush()
 
+    def extend(self, values: Iterable[float]) -> None:
+        """Each of them once."""
+        self._values.extend(values)
+
     def flush(self) -> None:
-        if not self._seen:
+        (values, self._values), (many, self._many) = (self._values, []), (self._many, [])
+        if not values and not many:
             return
-        seen, self._seen = self._seen, []
-        counts = Counts[int]()
-        for value, count in seen:
-            counts[bisect_left(self._bounds, value)] += count
-        for bucket, count in counts.items():
-            self._histogram._buckets[bucket].inc(count)
-        self._histogram._sum.inc(sum(value * count for value, count in seen))
+        counts = Counts(map(self._place, values))
+        for value, count in many:
+            counts[self._place(value)] += count
+        for bucket, number in counts.items():
+            self._histogram._buckets[bucket].inc(number)
+        self._histogram._sum.inc(sum(values) + sum(value * count for value, count in many))
 
 
 class Metrics:
@@ -131,6 +153,7 @@ class Metrics:
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
         self.gaps = self.histograms["inter_token_latency_seconds"]
+        self._rows: list[tuple[float | None, ...]] = []
         self._ended: dict[str, Counter] = {}
         self._finished = Counter(
             "vllm:request_success", "Requests that ended, by reason.", (*LABELS, "finished_reason"), registry=self._registry
@@ -155,6 +178,13 @@ class Metrics:
     def rejected(self) -> None:
         self._rejections.inc()
 
+    def ended(self, row: tuple[float | None, ...], reason: str) -> None:
+        """A request has: what `_OF_ENDS` are told, None where there is nothing to tell."""
+        self._rows.append(row)
+        if len(self._rows) >= LOT:
+            self.flush()
+        self.finished(reason)
+
     def finished(self, reason: str) -> None:
         counter = self._ended.get(reason)
         if counter is None:
@@ -164,6 +194,9 @@ class Metrics:
             self.flush()
 
     def flush(self) -> None:
+        rows, self._rows = self._rows, []
+        for name, column in zip(_OF_ENDS, zip(*rows, strict=True), strict=bool(rows)):
+            self.histograms[name].extend(value for value in column if value is not None)
         for lots in self.histograms.values():
             lots.flush()
 
@@ -232,15 +265,7 @@ class RequestTimer:
                 self.metrics.gaps.add(gap / count, count)
 
     def end(self) -> None:
-        seen = self.metrics.histograms
-        seen["e2e_request_latency_seconds"].add(time.monotonic() - self.start)
-        for name, seconds in self.spans.items():
-            seen[f"request_{name}_time_seconds"].add(seconds)
-        seen["request_prompt_tokens"].add(self.prompt_tokens)
-        seen["request_generation_tokens"].add(self.tokens)
-        seen["request_params_n"].add(self.n)
-        if self.max_tokens is not None:
-            seen["request_params_max_tokens"].add(self.max_tokens)
-        if self.tokens > self.n:
-            seen["request_time_per_output_token_seconds"].add((self.last - self.first) / (self.tokens - 1))
-        self.metrics.finished(self.reason)
+        spans = self.spans.values() or (None,) * 4
+        pace = (self.last - self.first) / (self.tokens - 1) if self.tokens > self.n else None
+        took = time.monotonic() - self.start
+        self.metrics.ended((*spans, took, self.prompt_tokens, self.tokens, self.n, self.max_tokens, pace), self.reason)

@@ -1,4 +1,4 @@
-"""`POST /sleep`, `POST /wake_up` and `GET /is_sleeping`: the engine's memory given to others for a while, as trainers do between rollouts."""
+"""`POST /sleep`, `POST /wake_up`, `GET /is_sleeping`: the engine's memory given to others for a while, as trainers do between rollouts."""
 
 from __future__ import annotations
 

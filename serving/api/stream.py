@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,36 +27,49 @@ _encode = msgspec.json.Encoder().encode
 async def until_disconnect(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """Await `work`; when the client goes first, cancel it and return None."""
     connection: Connection | None = scope["state"].get(CONNECTION)
-    presence = asyncio.timeout(None)  # it runs out when the client goes
-    try:
-        async with presence:
-            if connection is None:
-                return await _watched(presence, receive, work)
-            if connection.lost:
-                presence.reschedule(0)
-            connection.on_lost = partial(presence.reschedule, 0)
-            try:
-                return await work
-            finally:
-                connection.on_lost = None
-    except TimeoutError:
-        if not presence.expired():
-            raise
+    if connection is not None and connection.lost:
+        work.close()
         return None
-
-
-async def _watched(presence: asyncio.Timeout, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    watch = asyncio.ensure_future(_end_with(presence, receive))
+    presence, watch = _Presence(), None
+    if connection is not None:
+        connection.on_lost = presence.end
+    else:
+        watch = asyncio.ensure_future(_end_with(presence, receive))
     try:
         return await work
+    except asyncio.CancelledError:
+        if presence.excuses():
+            return None
+        raise
     finally:
-        watch.cancel()
+        if watch is not None:
+            watch.cancel()
+        if connection is not None:
+            connection.on_lost = None
 
 
-async def _end_with(presence: asyncio.Timeout, receive: Receive) -> None:
+class _Presence:
+    """A client's: its end cancels the current task."""
+
+    __slots__ = ("_ended", "_task")
+
+    def __init__(self) -> None:
+        self._task, self._ended = asyncio.current_task(), False
+
+    def end(self) -> None:
+        assert self._task is not None
+        self._ended = True
+        self._task.cancel()
+
+    def excuses(self) -> bool:
+        """Whether the task was cancelled for this alone, which is then over."""
+        return self._ended and self._task is not None and self._task.uncancel() == 0
+
+
+async def _end_with(presence: _Presence, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    presence.reschedule(0)
+    presence.end()
 
 
 class JsonReply(Response):

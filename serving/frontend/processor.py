@@ -21,6 +21,8 @@ from pagoda.serving.frontend.sound import heard
 from pagoda.serving.frontend.text import TextFrontend
 
 MANY = {"image": "images", "video": "videos", "audio": "sounds"}
+KEPT = 1024
+"""Different settings that are kept."""
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or either in a mapping: {"prompt": …} or {"prompt_token_ids": […]}."""
@@ -45,6 +47,7 @@ class Processor:
     facts: EngineFacts
     defaults: Mapping[str, Any] = field(default_factory=dict)
     media: ReadMedia | None = None
+    _made: dict[tuple[Any, ...], SamplingParams] = field(default_factory=dict, repr=False, compare=False)
 
     def default_params(self, **given: Any) -> SamplingParams:
         """The model's own sampling settings; `given` ones win, and the output may be as long as the model allows."""
@@ -60,7 +63,23 @@ class Processor:
             prompt = len(self.facts.encoder.start)  # what is asked is read by the encoder
         if defaults.get("max_tokens") is not None:
             defaults["max_tokens"] = max(1, min(defaults["max_tokens"], self.facts.max_model_len - prompt))
-        return SamplingParams(**{"max_tokens": None, **defaults, **given})
+        return self._params({"max_tokens": None, **defaults, **given})
+
+    def _params(self, given: dict[str, Any]) -> SamplingParams:
+        """Most requests want what others wanted: settings are checked once and shared."""
+        if given.get("structured_outputs") is not None:  # of texts that may be long
+            return SamplingParams(**given)
+        key = (*given, *given.values())
+        try:
+            made = self._made.get(key)
+        except TypeError:  # lists and mappings
+            return SamplingParams(**given)
+        if made is None:
+            made = SamplingParams(**given)
+            if len(self._made) >= KEPT:
+                self._made.clear()
+            self._made[key] = made
+        return made
 
     def encode(self, prompt: Prompt) -> Encoded:
         """Ids of a prompt; text gets the special tokens that the tokenizer adds."""
