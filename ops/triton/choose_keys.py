@@ -15,8 +15,9 @@ from pagoda.ops.attention import PagedBatch
 from pagoda.ops.sparse_attention import ChooseFacts
 from pagoda.ops.triton.float8 import as_stored, numbers
 from pagoda.ops.triton.latent_attention import gathered
-from pagoda.ops.triton.launch import early, fitting_stages, most_stages
+from pagoda.ops.triton.launch import early, fitting_stages, most_stages, shared_memory
 from pagoda.ops.triton.paged_kernels import STEP, block_of, halved
+from pagoda.ops.triton.tiles import LARGE
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 SCORES = 1 << 25
@@ -151,7 +152,8 @@ class ChooseKeys(PlainKernel):
         heads, dim = max(triton.next_power_of_2(facts.heads), 16), max(triton.next_power_of_2(facts.dim), 16)
         block_q = 1 if single else 16
         # Products of float32 are without matrix instructions, whose factors a thread has whole rows of.
-        tile = 32 if q.element_size() > 2 else 128 if single else 256
+        large = not single and shared_memory(q.device) >= LARGE
+        tile = 32 if q.element_size() > 2 else 256 if large else 128
         blocks, most = _blocks(begin, end, requests, block_q, single)
         stages = fitting_stages(q.device, min(2, most_stages(q.device)), heads * dim * q.element_size(), tile * dim * q.element_size())
         _score[(blocks, triton.cdiv(length, tile))](
