@@ -87,6 +87,7 @@ class EngineCore:
         self._captures = CaptureRule(executor, facts.captures)
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._in_flight: deque[Flight] = deque()
+        self._untold: StepDeltas | None = None
         self._asleep: list[str] = []
         self._compiler: Compiler | None = None
         self._compiling: ThreadPoolExecutor | None = None
@@ -176,10 +177,12 @@ class EngineCore:
             while self._take_commands(wait):
                 wait = self._step()
         except BaseException as error:
+            self._tell()
             dead = error if isinstance(error, EngineDeadError) else EngineDeadError(f"the engine loop failed: {_told(error)}")
             self._end(dead)
             self._sink.dead(dead)
             raise dead from error
+        self._tell()
         self._end(EngineDeadError("the engine was stopped"))
 
     def _put(self, run: Callable[[], None], refuse: Callable[[EngineDeadError], None]) -> None:
@@ -220,8 +223,10 @@ class EngineCore:
     def _run(self, command: Command | None) -> None:
         if command is None:
             self._stopped = True
-        else:
-            command.run()
+            return
+        if command is not NOTHING:
+            self._tell()
+        command.run()
 
     def _interrupts(self, began: float) -> bool:
         """Whether a step should be looked at before more of what was asked since `began`."""
@@ -239,6 +244,7 @@ class EngineCore:
         """Plan what is due and commit the oldest step where it has ended. Returns how long to wait for something to happen, see
         `_take_commands`."""
         wait = self._plan_due()
+        self._tell()
         if not self._in_flight or not self._in_flight[0].future.done():
             return wait
         self._commit(self._in_flight.popleft())
@@ -287,9 +293,15 @@ class EngineCore:
         ended = flight.ended or began
         result = flight.future.result()
         deltas = self._scheduler.commit(flight.plan, result)
-        if len(deltas):
-            self._sink.deltas(deltas)
+        self._untold = deltas if len(deltas) else None
+        if self._in_flight:  # else the ranks would wait for those who hear of it
+            self._tell()
         self._captures.committed(flight.plan, result, self._note_times(flight, ended, self._planning_s + time.perf_counter() - began))
+
+    def _tell(self) -> None:
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            self._sink.deltas(untold)
 
     def _note_times(self, flight: Flight, ended: float, host_s: float) -> float:
         """Returns the seconds of the step."""

@@ -50,11 +50,20 @@ Compiler = Callable[[StructuredOutputsParams], Grammar]
 
 
 class GrammarMasks(NamedTuple):
-    """`StepPlan`'s `mask_rows`, `mask_nodes` and `masks`."""
+    """`StepPlan`'s `mask_rows`, `mask_nodes`, `masks` and `certain`."""
 
     rows: IntArray
     nodes: IntArray
     bits: IntArray
+    certain: IntArray | None = None
+
+
+class Begun(NamedTuple):
+    """Masks after the known tokens of these slots' sequences, one each, and where each slot's lies, -1 for others."""
+
+    slots: IntArray
+    bits: IntArray
+    places: IntArray
 
 
 class MaskFiller:
@@ -65,6 +74,21 @@ class MaskFiller:
         self._words = (vocab + 31) // 32
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="masks")  # the thread begins with the first work
         self._pace = 0.0  # seconds that a thread spent on a row's masks in the last step
+        self._begun: Begun | None = None
+
+    def forget(self) -> None:
+        """A new plan is made: what was begun for another is void."""
+        self._begun = None
+
+    def begin(self, ledger: Ledger, slots: IntArray) -> BoolArray:
+        """Fill the first masks of these slots, whose sequences follow grammars and whose tokens are all known, for the plan that is made.
+        Returns where few tokens may come: only there anything can be forced."""
+        bits = self._fill([matcher_of(ledger, slot) for slot in slots.tolist()])
+        places: IntArray = np.full(ledger.slots.count, -1, np.int32)
+        places[slots] = np.arange(len(slots))
+        self._begun = Begun(slots, bits, places)
+        few: BoolArray = np.count_nonzero(bits, axis=1) <= FEW_WORDS
+        return few
 
     def __call__(self, ledger: Ledger, slots: IntArray, sampled: BoolArray, parents: IntArray | None = None) -> GrammarMasks | None:
         """For the rows of a plan that sample under a grammar; None where there is no such row.
@@ -75,25 +99,47 @@ class MaskFiller:
         rows = np.flatnonzero(ledger.slots.follows[slots] & sampled)
         if not len(rows):
             return None
+        chosen = slots[rows]
+        first = self._first(ledger, chosen)
         if parents is None:
-            return self._one_each(rows.astype(np.int32), [matcher_of(ledger, slot) for slot in slots[rows].tolist()])
+            return GrammarMasks(rows.astype(np.int32), np.zeros(len(rows), np.int32), first)
         work = [
             _Work(row, matcher_of(ledger, slot), _nodes(ledger, slot, parents[row]))
-            for row, slot in zip(rows.tolist(), slots[rows].tolist(), strict=True)
+            for row, slot in zip(rows.tolist(), chosen.tolist(), strict=True)
         ]
         places = np.cumsum([0, *(1 + len(one.nodes) for one in work)]).tolist()
         bits = np.zeros((places[-1], self._words), np.int32)
-        for one, first, end in zip(work, places, places[1:], strict=False):
-            one.out = bits[first:end]
+        bits[places[:-1]] = first
+        for one, place, end in zip(work, places, places[1:], strict=False):
+            one.out = bits[place:end]
         self._share(_fill_all, work)
-        numbers = np.array([(one.row, node) for one in work for node in one.filled], np.int32)
-        kept = [first + node for one, first in zip(work, places, strict=False) for node in one.filled]
-        return GrammarMasks(numbers[:, 0], numbers[:, 1], bits if len(kept) == len(bits) else bits[kept])
+        certain: IntArray = np.zeros(len(slots), np.int32)
+        for one in work:
+            certain[one.row] = _certain(one) if ledger.slots.skips[slots[one.row]] else 0
+        ends = certain[rows].tolist()
+        numbers = [(one.row, node - end) for one, end in zip(work, ends, strict=True) for node in one.filled if node >= end]
+        kept = [place + node for one, place, end in zip(work, places, ends, strict=False) for node in one.filled if node >= end]
+        named: IntArray = np.array(numbers, np.int32)
+        return GrammarMasks(named[:, 0], named[:, 1], bits if len(kept) == len(bits) else bits[kept], certain if any(ends) else None)
 
-    def _one_each(self, rows: IntArray, matchers: list[Matcher]) -> GrammarMasks:
-        bits = np.zeros((len(rows), self._words), np.int32)
-        self._share(_fill_each, list(zip(matchers, bits, strict=True)))
-        return GrammarMasks(rows, np.zeros_like(rows), bits)
+    def _first(self, ledger: Ledger, slots: IntArray) -> IntArray:
+        """The masks after these slots' known tokens."""
+        begun = self._begun
+        if begun is None:
+            return self._fill([matcher_of(ledger, slot) for slot in slots.tolist()])
+        if np.array_equal(begun.slots, slots):
+            return begun.bits
+        places = begun.places[slots]
+        bits = begun.bits[places]
+        missing = np.flatnonzero(places < 0)
+        bits[missing] = self._fill([matcher_of(ledger, slot) for slot in slots[missing].tolist()])
+        return bits
+
+    def _fill(self, matchers: list[Matcher]) -> IntArray:
+        bits = np.zeros((len(matchers), self._words), np.int32)
+        if matchers:
+            self._share(_fill_each, list(zip(matchers, bits, strict=True)))
+        return bits
 
     def _share(self, fill: Callable[[list[T]], None], work: list[T]) -> None:
         began, mine = time.perf_counter(), work
@@ -110,12 +156,16 @@ class MaskFiller:
 WORTH_A_THREAD = 1e-3
 """Seconds of masks below which handing half of them over takes longer than it saves."""
 
+FEW_WORDS = 64
+"""Words of a mask that are not 0 where something may be forced: then only beginnings of one text, and what may follow it, can come."""
+
 _NOBODY: IntArray = np.empty(0, np.int32)
 
 
 @dataclass
 class _Work:
-    """A row's masks: `nodes` are its drafts, `out` `[1 + drafts, words]`; `filled` says which nodes have one, ascending."""
+    """A row's masks: `nodes` are its drafts, `out` `[1 + drafts, words]`, of which the first is there; `filled` says which nodes have one,
+    ascending."""
 
     row: int
     matcher: Matcher
@@ -155,14 +205,15 @@ def _fill_all(work: list[_Work]) -> None:
 
 
 def _fill_row(work: _Work) -> None:
-    """A mask after the known tokens (node 0) and after each draft that may be there (1 + its place)."""
+    """A mask after each draft that may be there (1 + its place); that after the known tokens (node 0) is."""
     matcher, nodes = work.matcher, work.nodes
     children: dict[int, list[int]] = {}
     for place, (_, parent) in enumerate(nodes):
         children.setdefault(parent, []).append(place)
 
     def visit(place: int) -> None:
-        matcher.fill(work.out[place + 1])
+        if place >= 0:
+            matcher.fill(work.out[place + 1])
         work.filled.append(place + 1)
         for child in children.get(place, ()):
             if matcher.advance(nodes[child][0]):
@@ -171,3 +222,15 @@ def _fill_row(work: _Work) -> None:
 
     visit(-1)
     work.filled.sort()
+
+
+def _certain(work: _Work) -> int:
+    """How many of its drafts, a chain from the first on, are each the only token that may come."""
+    count = 0
+    for token, parent in work.nodes[: len(work.filled) - 1]:
+        mask = work.out[count]
+        alone = parent == count - 1 and work.filled[count + 1] == count + 1 and np.count_nonzero(mask) == 1
+        if not alone or int(mask.view(np.uint32)[token // 32]) != 1 << token % 32:
+            break
+        count += 1
+    return count

@@ -113,7 +113,12 @@ class SamplingParams:
     @property
     def plain(self) -> bool:
         """Temperature and filters alone decide its tokens, and nothing but tokens is asked for."""
-        edited = self.logit_bias or self.min_tokens or self.allowed_token_ids or self.bound
+        return not self.bound and self.unedited
+
+    @property
+    def unedited(self) -> bool:
+        """The same, but for a grammar: where that leaves one token, its logits are nobody's concern."""
+        edited = self.logit_bias or self.min_tokens or self.allowed_token_ids or self.bad_words_token_ids
         penalties = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
         return not edited and not penalties and self.logprobs is None and self.prompt_logprobs is None
 

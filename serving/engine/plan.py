@@ -115,10 +115,11 @@ class StepPlan:
         bound: `[R]` bool: the host needs the row's value before the row's next step.
         admissions: slots to set up before the step. copies: pages to copy before the step, per pool.
         masks: optional grammar bitmasks, `[M, ceil(V/32)]` int32; `mask_rows`, the row of each; `mask_nodes`, which of the row's samples
-            it is for: 0 is the one after its known tokens, 1 + j the one after draft j (None: all 0).
+            it is for: 0 is the one after its known tokens, 1 + j the one after draft j (None: all 0), less the row's `certain` ones.
         drafts: optional `[R, k]` int32 draft tokens, −1 past a row's last one; they are the last of its tokens in `token_ids`.
         parents: `[R, k]` int32, the draft that each one follows, −1 for the row's known tokens: a tree, parents before children, siblings
             differ. A chain is −1, 0, 1, …
+        certain: optional `[R]` int32, of a chain's drafts how many come without a choice: nothing is sampled before them.
         draws: `[R]` int32, index of the token to be sampled within the sequence's output (counter of its random stream); with drafts,
             that of the one after the known tokens.
         adapters: optional `[R]` int32 device slot of each row's adapter, −1 for none; None where no row has one.
@@ -149,6 +150,7 @@ class StepPlan:
     mask_nodes: IntArray | None = None
     drafts: IntArray | None = None
     parents: IntArray | None = None
+    certain: IntArray | None = None
     adapters: IntArray | None = None
     placements: tuple[Placement, ...] = ()
     taps: tuple[int, ...] = ()

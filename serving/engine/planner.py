@@ -23,7 +23,7 @@ class Planner:
         *,
         budget: int,
         threshold: int,
-        vocab: int,
+        masks: MaskFiller,
         bursts: BurstRule,
         pace: Pace,
         chunked: bool,
@@ -36,12 +36,13 @@ class Planner:
         self._bursts, self._pace, self._held_ms = bursts, pace, 0.0
         self._chunked = chunked and (ledger.media is None or not ledger.media.store.whole)
         self._speculator = speculator
-        self._masks = MaskFiller(vocab)
+        self._masks = masks
         self._step = 0
 
     def plan(self, idle: bool, capture: bool = False) -> StepPlan | None:
         """`idle` says that no step is in flight, so that waiting for one would be for ever. `capture`: see `StepPlan`."""
         self._ledger.take_loaded()
+        self._masks.forget()
         draining = len(self._ledger.draining)
         preemptions = self._ledger.counters["preemptions"]
         slots, counts, runs = self._running()
@@ -209,6 +210,7 @@ class Planner:
             mask_nodes=grammars.nodes if grammars is not None and drafts is not None else None,
             drafts=drafts[0] if drafts is not None else None,
             parents=drafts[1] if drafts is not None else None,
+            certain=grammars.certain if grammars is not None else None,
             adapters=self._adapters(slots),
             placements=self._ledger.adapters.take_placements(),
             media=self._ledger.media.plan(slots, starts, counts) if self._ledger.media is not None else None,

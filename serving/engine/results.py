@@ -156,6 +156,8 @@ def states_of_rows(plan: StepPlan, asked: BoolArray, samples: Samples, kept: Acc
         if row in parts:
             last = int(plan.lengths[row] - (plan.drafts[row] >= 0).sum()) - 1  # of the known tokens
             path = samples.offsets[kept.places[place, : kept.counts[place]]]
+            if plan.certain is not None and plan.certain[row]:
+                path = np.arange(len(path))  # a chain, whose first tokens have no sample
             parts[row] = parts[row][:, np.concatenate([np.arange(last), last + path])]
     return parts
 

@@ -17,7 +17,7 @@ from pagoda.serving.engine.committer import Committer, end_request, end_sequence
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.crosses import digest_of
 from pagoda.serving.engine.fork import fork_sequence
-from pagoda.serving.engine.grammar import Grammar
+from pagoda.serving.engine.grammar import Grammar, MaskFiller
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.limits import check_request
 from pagoda.serving.engine.media import marks_of
@@ -90,14 +90,15 @@ class Scheduler:
             threshold=threshold,
             encoder_budget=max(config.max_num_batched_tokens, facts.encoder.longest if facts.encoder is not None else 0),
         )
-        self._speculator = Speculator(self._ledger, drafter) if drafter is not None or _verifies(facts) else None
+        masks = MaskFiller(facts.vocab_size)
+        self._speculator = Speculator(self._ledger, drafter, masks) if drafter is not None or _verifies(facts) else None
         self._bursts, self._pace = BurstRule(self._ledger, facts), Pace()
         self._planner = Planner(
             self._ledger,
             admitter,
             budget=config.max_num_batched_tokens,
             threshold=threshold if config.enable_chunked_prefill else 0,
-            vocab=facts.vocab_size,
+            masks=masks,
             bursts=self._bursts,
             pace=self._pace,
             chunked=config.enable_chunked_prefill,

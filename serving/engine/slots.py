@@ -19,7 +19,7 @@ class Slots:
         stops: `[S, K]` ids that end it, −1 where fewer.
         drafted: drafts of the step that is planned, which lie in `tokens` after the known ones; jumped: what a grammar forces, so that they
             are no guesses. drafting: all rows may have drafts.
-        follows: a grammar says what may come.
+        follows: a grammar says what may come. skips: where that is one token, none need be sampled.
         in_flight: steps in flight that hold the slot.
         adapter: device slot of the sequence's adapter, −1 for none. media: end of its last media item, 0 for none.
         indexed: units of the hash chain that are in the prefix index.
@@ -38,7 +38,7 @@ class Slots:
         self.media: IntArray = np.zeros(count, np.int32)
         self.drafted: IntArray = np.zeros(count, np.int32)
         self.drafting = False
-        self.follows, self.jumped = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        self.follows, self.jumped, self.skips = (np.zeros(count, np.bool_) for _ in range(3))
         self.stops: IntArray = np.full((count, 1), -1, np.int32)
         self.active, self.open, self.bound, self.searching, self.plain, self.bursts = (np.zeros(count, np.bool_) for _ in range(6))
         self.ids = np.empty(count, object)
@@ -62,6 +62,7 @@ class Slots:
         self.prompt[slot], self.limit[slot], self.floor[slot] = prompt, sequence.limit, prompt + params.min_tokens
         self.in_flight[slot] = self.drafted[slot] = 0
         self.follows[slot], self.jumped[slot] = sequence.request.grammar is not None, False
+        self.skips[slot] = params.unedited and not self.drafting
         self.indexed[slot] = 0
         self.adapter[slot] = adapter
         self.media[slot] = source.media[-1].end if source.media else 0

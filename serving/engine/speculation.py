@@ -7,7 +7,7 @@ is as good as always right, since the sampler may choose but among ways to write
 from __future__ import annotations
 
 import numpy as np
-from pagoda.serving.engine.grammar import matcher_of
+from pagoda.serving.engine.grammar import MaskFiller, matcher_of
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.plan import BoolArray, IntArray, LongArray, StepPlan, StepResult
 from pagoda.serving.engine.spec.config import MOST_DRAFTS
@@ -19,10 +19,11 @@ class Speculator:
 
     Args:
         drafter: guesses for all rows; None: rows that follow a grammar alone have drafts, of what that forces.
+        masks: of the step that is planned.
     """
 
-    def __init__(self, ledger: Ledger, drafter: Drafter | None) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, drafter: Drafter | None, masks: MaskFiller) -> None:
+        self._ledger, self._masks = ledger, masks
         self._drafter = drafter
         self._draft = Draft(np.empty((0, 0), np.int32), np.empty((0, 0), np.int32))
         self._place: IntArray = np.zeros(ledger.slots.count, np.int32)
@@ -93,9 +94,13 @@ class Speculator:
 
     def _forced(self, chosen: IntArray, room: IntArray) -> dict[int, list[int]]:
         """Of each row whose grammar leaves no choice, the tokens that must come."""
-        state, found = self._ledger.slots, {}
+        state = self._ledger.slots
+        found: dict[int, list[int]] = {}
         state.jumped[chosen] = False
-        for row in np.flatnonzero(state.follows[chosen] & (room > 0)).tolist():
+        rows = np.flatnonzero(state.follows[chosen] & (room > 0))
+        if not len(rows):
+            return found
+        for row in rows[self._masks.begin(self._ledger, chosen[rows])].tolist():
             slot = int(chosen[row])
             if forced := matcher_of(self._ledger, slot).forced()[: min(int(room[row]), MOST_DRAFTS)]:
                 found[row] = forced

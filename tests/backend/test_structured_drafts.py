@@ -75,6 +75,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 5, "n": 3, "frequency_penalty": 0.5},
     {"temperature": 0.8, "seed": 6, "stop": ["hail"], "min_tokens": 2, "logprobs": 0},
     {"temperature": 0.0, "max_tokens": 9, "bad_words": ["rain"]},
+    {"temperature": 1.0, "seed": 7, "n": 3, "top_p": 0.9},
 ]
 
 
@@ -105,4 +106,16 @@ async def test_what_is_forced_takes_no_steps_and_changes_nothing(backend: str, t
     assert jumping == stepping
     assert any("hail, then rain" in text for answers in jumping for text, *_ in answers)
     assert slow.jumped_tokens == 0 < fast.jumped_tokens
-    assert fast.steps < (0.5 if backend == "guidance" else 0.9) * slow.steps and fast.drafts == fast.draft_tokens == 0
+    assert fast.steps < 0.5 * slow.steps and fast.drafts == fast.draft_tokens == 0
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("backend", ["auto", "guidance"])
+async def test_jumps_change_no_token_of_any_schema(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with AsyncLLM(**settings(tmp_path, backend, drafts=False)) as llm:
+        jumping = await outputs(llm, range(100, 124))
+        jumped = (await llm.session.client.stats()).jumped_tokens
+        for matcher in (XMatcher, GuidanceMatcher):
+            monkeypatch.setattr(matcher, "forced", lambda self: [])
+        assert await outputs(llm, range(100, 124)) == jumping
+        assert (await llm.session.client.stats()).jumped_tokens == jumped > 0

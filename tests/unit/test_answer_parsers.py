@@ -234,8 +234,8 @@ def format_of(case: Case, kind: str) -> AnswerFormat:
     return AnswerFormat(**{kind: family})
 
 
-def said(form: AnswerFormat, pieces: list[str], prompt_end: str = "") -> Said:
-    parser = form.parser(Context(TOOLS, prompt_end))
+def said(form: AnswerFormat, pieces: list[str], prompt_end: str = "", forced: bool = False) -> Said:
+    parser = form.parser(Context(TOOLS, prompt_end, forced))
     assert parser is not None
     events = [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
     assert parser.finish() == []
@@ -302,6 +302,17 @@ def test_an_answer_cut_in_a_mark_after_a_call_shows_nothing_of_it(name: str) -> 
         if cut.calls:
             assert case.content.startswith(cut.content), case.text[:end]
             assert [name for name, _ in cut.calls] == [name for name, _ in case.calls][: len(cut.calls)]
+
+
+@pytest.mark.parametrize("name", [name for name, case in TOOL_CASES.items() if case.calls and not case.content and name not in SLIPS])
+def test_a_forced_call_cut_anywhere_shows_nothing_of_it(name: str) -> None:
+    case = TOOL_CASES[name]
+    form = format_of(case, "tools")
+    for end in range(len(case.text) + 1):
+        cut = said(form, [case.text[:end]], forced=True)
+        assert not cut.content, case.text[:end]
+        assert cut == said(form, list(case.text[:end]), forced=True)
+    assert cut == said(form, [case.text])
 
 
 WORDS = [mark for family in BUILT_IN for mark in family.marks] + [

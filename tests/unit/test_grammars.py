@@ -22,6 +22,11 @@ from pagoda.serving.frontend.structured.xgrammar_backend import XMatcher
 from pagoda.serving.frontend.text import Tokenizer
 
 ITEM = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}
+TEXTS = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "minLength": 1, "maxLength": 3}, "b": {"type": "string", "maxLength": 2}},
+    "required": ["a", "b"],
+}
 TAG = {
     "type": "structural_tag",
     "format": {
@@ -39,6 +44,11 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "schema as a text": ({"json": json.dumps(ITEM)}, ['{"a":1}'], ["{}"]),
     "no blanks": ({"json": ITEM, "disable_any_whitespace": True}, ['{"a": 1, "b": "x"}'], ['{"a":1}', '{ "a": 1}']),
     "any JSON object": ({"json_object": True}, ["{}", '{"a":[1,null]}'], ["[1]", "3"]),
+    "lengths": (
+        {"json": TEXTS},
+        ['{"a": "é", "b": ""}', '{"a": "a\\tb", "b": "\\"\\\\"}'],
+        ['{"a": "", "b": ""}', '{"a": "abcd", "b": ""}', '{"a": "a\t", "b": ""}', '{"a": "a", "b": "\\n\\n\\n"}'],
+    ),
     "regex": ({"regex": r"[a-z]+\t\d{2}"}, ["abc\t12"], ["abc\t1", "ABC\t12"]),
     "choice": ({"choice": ["yes", "no way", 'q"\n\\']}, ["yes", "no way", 'q"\n\\'], ["no", "yesno"]),
     "ebnf": ({"grammar": 'root ::= "a" b+\nb ::= [0-9] | "x"\n'}, ["a1x"], ["a", "b1"]),
@@ -47,7 +57,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 }
 GUIDANCE_ALONE: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "lark": ({"grammar": 'start: "a" B+\nB: /[0-9]/ | "x"\n'}, ["a1x"], ["a", "b1"]),
-    "length": ({"json": {"type": "string", "maxLength": 3}}, ['"abc"', '"a\\t"'], ['"abcd"', '"a\t"']),
+    "length": ({"json": {"type": "string", "maxLength": 65}}, ['"abc"', '"a\\t"'], [f'"{"a" * 66}"', '"a\t"']),
     "open": (
         {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}, "disable_additional_properties": False},
         ['{"b":[1]}', '{"a":1}'],

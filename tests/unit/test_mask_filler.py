@@ -36,7 +36,7 @@ class Counting:
         row.view(np.uint32)[self.next // 32] = 1 << self.next % 32
 
 
-def ledger(rows: int, drafted: int) -> Any:
+def ledger(rows: int, drafted: int, skips: bool = False) -> Any:
     """Each slot's grammar wants token 2 · slot next; its drafts begin so, and every third slot's second one is wrong."""
     tokens = np.zeros((rows, 1 + drafted), np.int32)
     for slot in range(rows):
@@ -51,6 +51,8 @@ def ledger(rows: int, drafted: int) -> Any:
         known=np.ones(rows, np.int32),
         drafted=np.full(rows, drafted, np.int32),
         sequence=lambda slot: sequences[slot],
+        skips=np.full(rows, skips),
+        count=rows,
     )
     return SimpleNamespace(slots=slots)
 
@@ -73,6 +75,36 @@ def test_each_mask_lies_at_its_row_and_node(rows: int, drafted: int, pace: float
     bits = np.unpackbits(found.bits.view(np.uint8), axis=1, bitorder="little")
     assert (bits.sum(1) == 1).all()
     assert list(zip(found.rows.tolist(), found.nodes.tolist(), bits.argmax(1).tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("drafted", [1, 3])
+def test_what_comes_without_a_choice_needs_no_mask(drafted: int) -> None:
+    """All drafts but the wrong ones are the only token that may come: the mask after the last of them is left."""
+    rows = 24
+    chosen, parents = np.arange(rows, dtype=np.int32), np.tile(np.arange(-1, drafted - 1, dtype=np.int32), (rows, 1))
+    found = MaskFiller(VOCAB)(ledger(rows, drafted, skips=True), chosen, np.ones(rows, np.bool_), parents)
+    assert found is not None and found.certain is not None
+    certain = [0 if slot == 1 else (1 if slot % 3 == 0 and drafted > 1 else drafted) for slot in range(rows)]
+    assert found.certain.tolist() == certain
+    bits = np.unpackbits(found.bits.view(np.uint8), axis=1, bitorder="little")
+    told = list(zip(found.rows.tolist(), found.nodes.tolist(), bits.argmax(1).tolist(), strict=True))
+    assert told == [(slot, 0, 2 * slot + certain[slot]) for slot in range(rows) if slot != 1]
+
+
+def test_masks_that_were_begun_are_those_of_the_plan() -> None:
+    filler, book = MaskFiller(VOCAB), ledger(8, 0)
+    few = filler.begin(book, np.array([2, 5, 6], np.int32))
+    assert few.all()
+    begun = filler(book, np.array([2, 5, 6], np.int32), np.ones(3, np.bool_))
+    some = filler(book, np.array([6, 7, 2], np.int32), np.ones(3, np.bool_))
+    assert begun is not None and some is not None
+    bits = [np.unpackbits(each.bits.view(np.uint8), axis=1, bitorder="little").argmax(1).tolist() for each in (begun, some)]
+    assert bits == [[4, 10, 12], [12, 14, 4]]
+    for slot in (2, 5, 6):
+        book.slots.sequence(slot).matcher.next += 1
+    filler.forget()
+    again = filler(book, np.array([5], np.int32), np.ones(1, np.bool_))
+    assert again is not None and np.unpackbits(again.bits.view(np.uint8), bitorder="little").argmax() == 11
 
 
 def test_no_row_with_a_grammar_has_no_masks() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from pagoda.serving.api.openai.messages import chat_prompt
 from pagoda.serving.api.openai.protocol import ChatRequest
 from pagoda.serving.api.openai.sampling import PROMPT_END, chat_settings, engine_request
-from pagoda.serving.api.openai.tools import chat_structure, offered_tools
+from pagoda.serving.api.openai.tools import call_forced, chat_structure, offered_tools
 from pagoda.serving.api.service import Service
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.structured import StructuredOutputsParams
@@ -39,7 +39,7 @@ async def question(service: Service, body: ChatRequest) -> Question:
     encoded = await chat_prompt(service, body, extra=variables, documents=body.documents, tools=body.tools if schemas else None)
     end = _prompt_end(service, encoded.ids)
     structure = chat_structure(body, schemas, answers, service.text.tokenizer, end)
-    return Question(encoded, answers, Context(schemas, end), structure)
+    return Question(encoded, answers, Context(schemas, end, call_forced(body)), structure)
 
 
 def chat_engine_request(service: Service, body: ChatRequest, asked: Question, reply_id: str) -> EngineRequest:

@@ -48,6 +48,11 @@ def offered_tools(request: ChatRequest, answers: AnswerFormat) -> Schemas:
     return schemas
 
 
+def call_forced(request: ChatRequest) -> bool:
+    """Whether the answer must be calls."""
+    return (_choice(request.tool_choice) or Choice()).forced
+
+
 def chat_structure(
     request: ChatRequest, schemas: Schemas, answers: AnswerFormat, tokenizer: Tokenizer, prompt_end: str
 ) -> StructuredOutputsParams | None:

@@ -51,10 +51,12 @@ class Parser(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """What a parser may know of its request: `tools` maps names to JSON schemas of arguments, `prompt_end` is the prompt's last text."""
+    """What a parser may know of its request: `tools` maps names to JSON schemas of arguments, `prompt_end` is the prompt's last text;
+    `forced`: the answer is calls, so that what its end cuts off is the beginning of one."""
 
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prompt_end: str = ""
+    forced: bool = False
 
 
 def new_call_id() -> str:

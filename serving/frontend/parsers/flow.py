@@ -16,7 +16,7 @@ class Flow:
     """One answer: its unread text, and the events so far.
 
     Between `hold` and `drop` all that is read is kept, so that `release` can give it out as content when it was no call. What the end of
-    an answer cuts off after its first call is none: a token limit must not show half of a mark.
+    an answer cuts off after its first call is none, nor before it where a call is forced: a token limit must not show half of a mark.
     """
 
     def __init__(self, context: Context) -> None:
@@ -59,8 +59,13 @@ class Flow:
         safe = _safe(self.text, marks)
         return self.text[:safe] if self.text[safe:].strip() else None
 
+    @property
+    def calling(self) -> bool:
+        """Whether what is cut off now belongs to calls."""
+        return self.calls > 0 or self.context.forced
+
     def release(self) -> None:
-        if self.ended and self.calls and self._held is not None:
+        if self.ended and self.calling and self._held is not None:
             return self.cut()
         held, self._held = self._held, None
         self.say(Content, held or "")
@@ -131,7 +136,7 @@ class Flow:
 
     def _tail(self, marks: Sequence[str]) -> str:
         tail = self.take(len(self.text))
-        return "" if self.calls and any(mark.startswith(tail.lstrip()) for mark in ("", *marks)) else tail
+        return "" if self.calling and any(mark.startswith(tail.lstrip()) for mark in ("", *marks)) else tail
 
 
 def _first(text: str, marks: Sequence[str]) -> int | None:

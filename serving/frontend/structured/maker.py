@@ -19,8 +19,14 @@ from pagoda.serving.frontend.load import load_tokenizer, tokenizer_path
 from pagoda.serving.frontend.structured.compile_child import CompileChild
 from pagoda.serving.frontend.structured.guidance_backend import Guidance, choice_lark, with_options
 from pagoda.serving.frontend.structured.reasoning import AfterThinking, Anything
-from pagoda.serving.frontend.structured.schema import beyond_xgrammar, prepared, read_schema
-from pagoda.serving.frontend.structured.tags import read_tag, tag_beyond_guidance, tag_beyond_xgrammar, tag_lark, tag_with_schemas
+from pagoda.serving.frontend.structured.schema import beyond_xgrammar, prepared, read_schema, with_lengths
+from pagoda.serving.frontend.structured.tags import (
+    read_tag,
+    tag_beyond_guidance,
+    tag_beyond_xgrammar,
+    tag_lark,
+    tag_with_schemas,
+)
 from pagoda.serving.frontend.structured.vocabulary import Vocabulary, vocabulary_of
 from pagoda.serving.frontend.structured.xgrammar_backend import Writing, choice_grammar, load, token_info
 from pagoda.serving.frontend.text import Tokenizer
@@ -95,9 +101,9 @@ class GrammarMaker:
         if asked.kind == "regex":
             return Way("regex", asked.regex or "")
         schema = self._schema(asked)
-        lack = beyond_xgrammar(schema) if asked.kind == "json" else None
+        lack = beyond_xgrammar(schema, lengths=True) if asked.kind == "json" else None
         lack = "whitespace_pattern" if asked.whitespace_pattern is not None else lack
-        return Way("json", json.dumps(schema), lack)
+        return Way("json", json.dumps(schema if lack else with_lengths(schema)), lack)
 
     def _guidance(self, asked: StructuredOutputsParams) -> Way:
         if asked.kind == "choice":

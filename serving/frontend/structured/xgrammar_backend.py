@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 from pagoda.serving.engine.grammar import Grammar
 from pagoda.serving.engine.plan import IntArray
 from pagoda.serving.frontend.structured.vocabulary import Vocabulary
 
 MAX_BLANKS = 20
 """Blanks between two parts of a JSON answer: enough to indent by, too few for a model to wander off in."""
+
+_EXPRESSION = re.compile(r'^(\w+ ::= Regex\(".*"), json_string=true\)$', re.MULTILINE)
+"""A rule of a schema's `pattern`. xgrammar keeps it to characters that need no escape; those of `with_lengths` have escapes in them."""
 
 
 def token_info(texts: list[bytes], stops: list[int]) -> Any:
@@ -25,7 +31,11 @@ def compile_source(compiler: Any, kind: str, source: str, blanks: bool) -> str:
     """The compiled grammar, serialized. `blanks`: JSON may have more than `json.dumps` writes."""
     if kind == "json":
         options = {"any_whitespace": True, "max_whitespace_cnt": MAX_BLANKS} if blanks else {"any_whitespace": False}
-        compiled = compiler.compile_json_schema(source, strict_mode=False, **options)
+        grammars = import_module("xgrammar").Grammar
+        rules = str(grammars.from_json_schema(source, strict_mode=False, **options))
+        written = _EXPRESSION.sub(r"\1)", rules)
+        made = compiler.compile_json_schema(source, strict_mode=False, **options) if written == rules else None
+        compiled = made or compiler.compile_grammar(grammars.from_ebnf(written))
     elif kind == "structural_tag":
         compiled = compiler.compile_structural_tag(source)
     else:
@@ -38,6 +48,10 @@ def load(serialized: str, info: Any, writing: Writing) -> Grammar:
     return partial(XMatcher, import_module("xgrammar").CompiledGrammar.deserialize_json(serialized, info), writing)
 
 
+FEW = 64
+"""Words of a mask that are not 0 where only beginnings of one text may come."""
+
+
 class Writing:
     """How the model's tokenizer writes a text after a token."""
 
@@ -45,6 +59,8 @@ class Writing:
         self._texts, self._tokenizer = vocabulary.texts, vocabulary.tokenizer
         self._special = set(vocabulary.special)
         self._known = lru_cache(4096)(self._write)
+        self._words = Counter(vocabulary.texts)
+        self.beginnings = lru_cache(4096)(self._beginnings)
 
     def __call__(self, text: str, last: int | None) -> tuple[int, ...]:
         """Its tokens; none where the two together would be cut elsewhere, so that the text does not begin with a token of its own."""
@@ -57,6 +73,11 @@ class Writing:
             return tuple(tokens)
         return tuple(tokens[1:]) if tokens[:1] == [last] else ()
 
+    def _beginnings(self, text: str) -> int:
+        """Of how many tokens each alone writes the beginning of this text."""
+        written = text.encode()
+        return sum(self._words[written[:end]] for end in range(1, len(written) + 1))
+
 
 def choice_grammar(texts: tuple[str, ...]) -> str:
     """In EBNF."""
@@ -64,14 +85,15 @@ def choice_grammar(texts: tuple[str, ...]) -> str:
 
 
 class XMatcher:
-    """Implements `grammar.Matcher`."""
+    """Implements `grammar.Matcher`. Where all that may come begins one text, masks have the token alone with which the tokenizer begins it:
+    other tokens would write the same, as no text that the model learnt from has it."""
 
     def __init__(self, compiled: Any, writing: Writing) -> None:
         self._writing = writing
         self._last: int | None = None
         self._matcher = import_module("xgrammar").GrammarMatcher(compiled)
         self._stops = [int(i) for i in self._matcher.stop_token_ids]
-        self._guessed: list[bool] = []
+        self._guessed: list[tuple[bool, int | None]] = []
 
     def accept(self, tokens: list[int]) -> None:
         for token in tokens:
@@ -83,27 +105,41 @@ class XMatcher:
         ended = self._matcher.is_terminated()
         allowed = token in self._stops if ended else self._matcher.accept_token(token)
         if allowed:
-            self._guessed.append(not ended)
+            self._guessed.append((not ended, self._last))
+            self._last = token
         return bool(allowed)
 
     def go_back(self) -> None:
-        if self._guessed.pop():
+        moved, self._last = self._guessed.pop()
+        if moved:
             self._matcher.rollback(1)
 
     def forced(self) -> list[int]:
-        if self._matcher.is_terminated():
-            return []
-        try:
-            text = self._matcher.find_jump_forward_string()
-        except UnicodeDecodeError:  # it begins or ends within a character
-            return []
-        return list(self._writing(text, self._last))
+        return [] if self._matcher.is_terminated() else list(self._writing(self._text(), self._last))
 
     def fill(self, row: IntArray) -> None:
-        if not self._matcher.is_terminated():
-            self._matcher.fill_next_token_bitmask(row.reshape(1, -1))
-            return
-        allow(row, self._stops)
+        if self._matcher.is_terminated():
+            return allow(row, self._stops)
+        self._matcher.fill_next_token_bitmask(row.reshape(1, -1))
+        if np.count_nonzero(row) <= FEW and (token := self._only(row)) is not None:
+            row[:] = 0
+            allow(row, [token])
+
+    def _only(self, row: IntArray) -> int | None:
+        """The tokenizer's token where each that the mask allows writes the beginning of what must come."""
+        text = self._text()
+        tokens = self._writing(text, self._last)
+        if not tokens:
+            return None
+        allowed = sum(word.bit_count() for word in row[row != 0].view(np.uint32).tolist())
+        return tokens[0] if allowed == self._writing.beginnings(text) else None
+
+    def _text(self) -> str:
+        """What must come next."""
+        try:
+            return str(self._matcher.find_jump_forward_string())
+        except UnicodeDecodeError:  # it begins or ends within a character
+            return ""
 
 
 def allow(row: IntArray, tokens: list[int]) -> None:
