@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from pagoda.serving.engine.ledger import Ledger
@@ -73,7 +73,7 @@ class MaskFiller:
     def __init__(self, vocab: int) -> None:
         self._words = (vocab + 31) // 32
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="masks")  # the thread begins with the first work
-        self._pace = 0.0  # seconds that a thread spent on a row's masks in the last step
+        self._pace: dict[Any, float] = {}  # seconds that a thread spent on a row's masks when they were last filled in this way
         self._begun: Begun | None = None
 
     def forget(self) -> None:
@@ -143,14 +143,14 @@ class MaskFiller:
 
     def _share(self, fill: Callable[[list[T]], None], work: list[T]) -> None:
         began, mine = time.perf_counter(), work
-        if len(work) * self._pace < WORTH_A_THREAD:
+        if len(work) * self._pace.get(fill, 0.0) < WORTH_A_THREAD:
             fill(work)
         else:
             mine, others = work[::2], work[1::2]
             helped = self._helper.submit(fill, others)
             fill(mine)
             helped.result()
-        self._pace = (time.perf_counter() - began) / len(mine)
+        self._pace[fill] = (time.perf_counter() - began) / len(mine)
 
 
 WORTH_A_THREAD = 1e-3

@@ -236,3 +236,26 @@ def test_whatever_the_masks_allow_is_the_schemas(seed: int, makers: dict[str, Gr
             break
     else:
         pytest.fail("no walk ended")
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_what_must_come_is_written_as_the_tokenizer_does(taken: bool, makers: dict[str, GrammarMaker], tokenizer: Tokenizer) -> None:
+    """Where the tokenizer's own token may not come, as of those that put a space first, all that write the same may."""
+    words = [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in range(tokenizer.vocab_size)]
+    word = next(word for word in words if len(word) > 2 and word.isalpha())
+    matcher: Any = makers["xgrammar"](StructuredOutputsParams(json={"const": word}))()
+    own = tokenizer.encode(f'"{word}"', add_special_tokens=False)
+    if not taken:
+        beginnings = matcher._writing.beginnings
+        matcher._writing = type("Other", (), {"__call__": lambda self, text, last: (0,), "beginnings": staticmethod(beginnings)})()
+    alone = []
+    for token in own:
+        before = allowed(matcher, tokenizer)
+        alone.append(before == [token])
+        assert matcher.advance(token)
+        ahead = allowed(matcher, tokenizer)
+        matcher.go_back()
+        assert allowed(matcher, tokenizer) == before
+        matcher.accept([token])
+        assert allowed(matcher, tokenizer) == ahead
+    assert all(alone) == taken

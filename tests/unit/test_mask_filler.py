@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pagoda.serving.engine import grammar
 from pagoda.serving.engine.grammar import MaskFiller
 
 VOCAB = 70
@@ -65,9 +66,9 @@ def test_each_mask_lies_at_its_row_and_node(rows: int, drafted: int, pace: float
     parents = np.tile(np.arange(-1, drafted - 1, dtype=np.int32), (rows, 1)) if drafted else None
     chosen, sampled = np.arange(rows, dtype=np.int32)[::-1].copy(), np.ones(rows, np.bool_)
     filler = MaskFiller(VOCAB)
-    filler._pace = pace
+    filler._pace = dict.fromkeys((grammar._fill_each, grammar._fill_all), pace)
     found = filler(ledger(rows, drafted), chosen, sampled, parents)
-    assert found is not None and 0 < filler._pace < 1 and bool(filler._helper._threads) == bool(pace)
+    assert found is not None and 0 < filler._pace[grammar._fill_each] < 1 and bool(filler._helper._threads) == bool(pace)
     expected = []
     for row, slot in enumerate(chosen.tolist()):
         nodes = 0 if slot == 1 else (2 if slot % 3 == 0 and drafted else 1 + drafted)

@@ -131,7 +131,10 @@ class XMatcher:
         tokens = self._writing(text, self._last)
         if not tokens:
             return None
-        allowed = sum(word.bit_count() for word in row[row != 0].view(np.uint32).tolist())
+        words = row.view(np.uint32)
+        if not words[tokens[0] // 32] >> tokens[0] % 32 & 1:  # it writes texts otherwise where they begin
+            return None
+        allowed = sum(word.bit_count() for word in words[words != 0].tolist())
         return tokens[0] if allowed == self._writing.beginnings(text) else None
 
     def _text(self) -> str:
