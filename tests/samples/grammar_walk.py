@@ -33,9 +33,10 @@ def maker(tokenizer: Tokenizer, backend: Any = "auto") -> GrammarMaker:
 
 
 def allowed(matcher: Any, tokenizer: Tokenizer) -> list[int]:
-    mask = np.zeros((tokenizer.vocab_size + SPARE + 31) // 32, np.int32)
-    matcher.fill(mask)
-    return [int(i) for i in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))]
+    rows = tokenizer.vocab_size + SPARE
+    mask = np.zeros((rows + 31) // 32, np.int32)
+    matcher.fill(mask)  # what fills the last word is no row
+    return [int(i) for i in np.flatnonzero(np.unpackbits(mask.view(np.uint8), count=rows, bitorder="little"))]
 
 
 def walk(grammar: Grammar, tokenizer: Tokenizer, seed: int, most: int = 600) -> list[int] | None:
