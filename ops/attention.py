@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from pagoda.hal.kernel import PlainKernel
 from pagoda.hal.kv import SCALE_BYTES
@@ -141,7 +142,7 @@ class Spans:
     Attributes:
         rows: `[E]` int64, tokens of the step.
         first, end: `[E]` int64, positions in the request: keys [first, end) are seen too, but those that a window leaves behind. All of
-            them are in their pages, and `seq_lens` reaches to `end`.
+            them are in their pages, `seq_lens` reaches to `end`, and so do the rows, one after another.
     """
 
     rows: torch.Tensor
@@ -207,21 +208,6 @@ class PagedAttentionReference(PlainKernel):
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         owners = (*token_owners(batch, q.shape[0]), torch.arange(q.shape[0], device=q.device))
-        return self._in_parts(q, k_pages, v_pages, batch, owners, sinks, slopes, bias)
-
-    def run_spans(
-        self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, batch: PagedBatch, spans: Spans,
-        sinks: torch.Tensor | None = None, slopes: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        """The outputs `[E, H, Dv]` of the step's tokens in `spans` alone, from the step's q `[T, H, D]`; else as `run`."""
-        request, position = token_owners(batch, q.shape[0])
-        owners = (request[spans.rows], position[spans.rows], spans.rows, spans.first, spans.end)
-        return self._in_parts(q[spans.rows], k_pages, v_pages, batch, owners, sinks, slopes, None)
-
-    def _in_parts(
-        self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, batch: PagedBatch, owners: tuple[torch.Tensor, ...],
-        sinks: torch.Tensor | None, slopes: torch.Tensor | None, bias: torch.Tensor | None,
-    ) -> torch.Tensor:  # fmt: skip
         # Each query gathers its own keys, so a few queries at a time bound the memory; their number depends on shapes alone.
         each = batch.block_table.shape[1] * self.facts.page_size * self.facts.num_kv_heads * self.facts.head_dim
         step = max(_QUERIES, _NUMBERS // max(each, 1))
@@ -236,7 +222,7 @@ class PagedAttentionReference(PlainKernel):
         sinks: torch.Tensor | None, slopes: torch.Tensor | None, bias: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        request, position, token, *span = owners
+        request, position, token = owners
         pages = batch.block_table[request].long()
         keys = from_pages(k_pages[pages].flatten(1, 2)[:, : max(batch.max_seq, 1)], wide)
         values = from_pages(v_pages[pages].flatten(1, 2)[:, : max(batch.max_seq, 1)], wide)
@@ -256,9 +242,6 @@ class PagedAttentionReference(PlainKernel):
             far = bias[:, distance.clamp(0, bias.shape[1] - 1)]  # [H, t, K]
             logits = logits + far.to(wide).transpose(0, 1).unflatten(1, (-1, group))
         visible = self._visible(distance, position, key_position)
-        if span:
-            near = distance < self.facts.window if self.facts.window is not None else True
-            visible = visible | ((key_position >= span[0][:, None]) & (key_position < span[1][:, None]) & near)
         visible = visible & (torch.arange(keys.shape[1], device=q.device) < batch.seq_lens[request, None])
         if sees is not None:
             visible = visible & sees
@@ -306,6 +289,17 @@ def token_owners(batch: PagedBatch, tokens: int) -> tuple[torch.Tensor, torch.Te
     behind = batch.query_start[request + 1] - token
     position = (batch.seq_lens[request] - behind).clamp(min=0)
     return request, torch.minimum(position, batch.seq_lens[request] - 1).clamp(min=0)
+
+
+def span_batch(batch: PagedBatch, spans: Spans, tokens: int) -> PagedBatch:
+    """The tokens in spans, of a step of so many, as requests of their own, a span each, whose keys end where it ends: attention that is not
+    causal gives what they see. As many requests as tokens, so that no count is looked at; those too many have no tokens."""
+    request = token_owners(batch, tokens)[0][spans.rows]
+    number = F.pad((request.diff() != 0) | (spans.first.diff() != 0), (1, 0)).cumsum(0)
+    starts = torch.searchsorted(number, torch.arange(len(request) + 1, device=number.device))
+    first = starts[:-1].clamp(max=len(request) - 1)
+    table, lengths = batch.block_table[request[first]], spans.end[first].to(torch.int32)
+    return PagedBatch(starts.to(torch.int32), lengths, table, batch.slots[spans.rows], len(request), batch.max_seq)
 
 
 def softmax(logits: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from pagoda.hal.errors import KernelError
+from pagoda.hal.kernel import KernelRun
 from pagoda.hal.kv import LayerCache, LayerPages
 from pagoda.hal.table import KernelTable
 from pagoda.models.builder import Builder
-from pagoda.ops.attention import AttentionFacts, PagedAttentionReference, PagedBatch, Spans, written
+from pagoda.ops.attention import AttentionFacts, PagedAttentionReference, PagedBatch, Spans, span_batch, written
 from pagoda.ops.segment_attention import Segments
 from pagoda.ops.state import StateBatch
 
@@ -85,7 +86,7 @@ class PagedMixer:
     def bind(self, table: KernelTable, pages: LayerPages | None, group: int, page_size: int, planner: int) -> None:
         """Resolve the kernels for this page size. `planner`: which of the group's plans is this layer's."""
         self.facts = replace(self.facts, page_size=page_size)
-        self.kernel = table.resolve("paged_attention", self.facts)
+        self._table, self.kernel = table, table.resolve("paged_attention", self.facts)
         self._attend, self._write = self.kernel.run, table.resolve("write_kv", self._written(self.facts)).run
         self._group, self._planner = group, planner
         if pages is not None:
@@ -111,9 +112,16 @@ class PagedMixer:
         out = self._attend(q, *self._pages, batch, plan, sinks, slopes, *(() if bias is None else (bias,)))
         if step.spans is None:
             return out
-        # few tokens, once a prompt: what no kernel has is computed by the reference
-        seen = PagedAttentionReference(self.facts).run_spans(q, *self._pages, batch, step.spans, sinks, slopes)
+        own = span_batch(batch, step.spans, q.shape[0])
+        kernel = self._both_ways()
+        seen = kernel.run(q[step.spans.rows], *self._pages, own, kernel.plan(own), sinks, slopes)
         return out.index_copy(0, step.spans.rows, seen)
+
+    def _both_ways(self) -> KernelRun:
+        """For tokens that see each other in both directions: few models have any, so it is resolved when the first ones come."""
+        facts = replace(self.facts, causal=False)
+        fits = _chooses(self._table, "paged_attention", facts)
+        return self._table.resolve("paged_attention", facts) if fits else PagedAttentionReference(facts)
 
     def _usable(self, table: KernelTable | None) -> AttentionFacts:
         if table is None:
