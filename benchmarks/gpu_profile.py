@@ -2,7 +2,7 @@
 
 For each batch it prints kernels by time, the device's idle share between them, and milliseconds a step with and without the profiler;
 with `--prefill 8x4096`, the same of that many prompts of that length with a token each, for every 8,192 tokens.
-DIR as in `gpu_workloads.py`. Writes the same as JSON.
+DIR and NAME as in `gpu_workloads.py`. Writes the same as JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_workloads import DummyEngine, load_workloads
+from gpu_workloads import DummyEngine, load_spec
 from torch.profiler import ProfilerActivity, profile
 
 TEMPLATE = re.compile(r"<.*>|\(.*\)")
@@ -31,7 +31,9 @@ def kernels_of(trace: Path) -> list[tuple[float, float, str]]:
 
 
 def summary(kernels: list[tuple[float, float, str]], steps: int) -> dict[str, Any]:
-    """Per step: kernels, busy and idle µs, and each kernel's count and time."""
+    """Per step: kernels, busy and idle µs, and each kernel's count and time. A processor of the host's own shows none."""
+    if not kernels:
+        return {"busy_us": 0.0, "kernels": []}
     total: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     busy, end = 0.0, kernels[0][0]
     for start, length, name in kernels:
@@ -106,13 +108,12 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("gpu-profile.json"))
     options = parser.parse_args()
-    workloads = load_workloads(options.bench)
-    spec = workloads.load_spec(options.bench / "workloads.json")
-    model = spec["models"][options.model]
-    config = workloads.model_config(spec, options.model)
+    workloads, spec, name = load_spec(options.bench, options.model)
+    model = spec["models"][name]
+    config = workloads.model_config(spec, name)
     source = workloads.PromptSource(config["vocab_size"], spec["seed"])
     settings = {"device": options.device, "dtype": model["dtype"], "quantization": model["quantization"], **spec["engine"]}
-    result: dict[str, Any] = {"model": options.model, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "batches": {}}
+    result: dict[str, Any] = {"model": name, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "batches": {}}
     with DummyEngine(config, max_num_batched_tokens=8192, **settings) as engine:
         result["device"] = engine.facts.device
         for batch in map(int, filter(None, options.batches.split(","))):

@@ -1,6 +1,7 @@
 """The shared accelerator workloads against this engine in process: `python benchmarks/gpu_workloads.py --bench DIR --model NAME …`.
 
-DIR holds `workloads.py`, `workloads.json` and `models/`. Weights are dummy; prompts are random; nothing of the server is needed.
+DIR holds `workloads.py`, `workloads.json` and `models/`. NAME is one of its models, or the file of a configuration, such as
+`benchmarks/shapes/nemotron-h-8b.json`. Weights are dummy; prompts are random; nothing of the server is needed.
 Writes engine, model, versions and the workloads' results as JSON.
 """
 
@@ -107,6 +108,18 @@ def load_workloads(folder: Path) -> ModuleType:
     return module
 
 
+def load_spec(folder: Path, model: str) -> tuple[ModuleType, dict[str, Any], str]:
+    """The workloads, what they are measured on, and the model's name there: a file's is its stem."""
+    workloads = load_workloads(folder)
+    spec, path = workloads.load_spec(folder / "workloads.json"), Path(model)
+    if model in spec["models"] or not path.is_file():
+        return workloads, spec, model
+    dtype = json.loads(path.read_text())["torch_dtype"]
+    # An absolute path stays what it is below the folder's models.
+    spec["models"][path.stem] = {"config": str(path.absolute()), "dtype": dtype, "quantization": None}
+    return workloads, spec, path.stem
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bench", type=Path, required=True)
@@ -117,11 +130,10 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, help="seconds after which workloads are skipped")
     parser.add_argument("--out", type=Path, default=Path("gpu-workloads.json"))
     options = parser.parse_args()
-    workloads = load_workloads(options.bench)
-    spec = workloads.load_spec(options.bench / "workloads.json")
+    workloads, spec, name = load_spec(options.bench, options.model)
     start = time.perf_counter()
     result: dict[str, Any] = {
-        "engine": "pagoda", "model": options.model, "torch": torch.__version__, "python": platform.python_version(),
+        "engine": "pagoda", "model": name, "torch": torch.__version__, "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"), "workloads": {},
     }  # fmt: skip
 
@@ -129,8 +141,8 @@ def main() -> None:
         result["workloads"][name] = value
         options.out.write_text(json.dumps(result, indent=1))
 
-    config = workloads.model_config(spec, options.model)
-    model = spec["models"][options.model]
+    config = workloads.model_config(spec, name)
+    model = spec["models"][name]
     settings = {"device": options.device, "dtype": model["dtype"], "quantization": model["quantization"], **spec["engine"]}
     settings["kv_cache_dtype"] = result["kv_cache_dtype"] = options.kv_cache_dtype
     with DummyEngine(config, max_num_batched_tokens=8192, **settings) as engine:
@@ -139,7 +151,7 @@ def main() -> None:
         result["captures"] = {"at_start": first, "later": engine.settle() - first, "later_s": time.perf_counter() - began}
         deadline = None if options.deadline is None else start + options.deadline
         names = options.workloads.split(",")
-        workloads.run_all(spec, options.model, names, engine.generate, lambda line: print(line, flush=True), save, deadline)
+        workloads.run_all(spec, name, names, engine.generate, lambda line: print(line, flush=True), save, deadline)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def _options() -> argparse.Namespace:
 
 def _now() -> dict[str, str]:
     """The day, and a digest of the kernels and of their uses."""
-    files = sorted([*(ROOT / "ops/triton").glob("*.py"), *(ROOT / "ops/triton").glob("*.json"), ROOT / "ci/cross_shapes.py"])
+    files = sorted([*(ROOT / "ops/triton").glob("*.py"), *(ROOT / "ops/triton").glob("*.json"), *(ROOT / "ci").glob("cross_s*.py")])
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     return {"day": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "sources": digest}
 

@@ -13,18 +13,24 @@ import sys
 import time
 import warnings
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import torch
 from pagoda.hal.discovery import find
 from pagoda.hal.kernel import Kernel, Reason
 from pagoda.ops.attention import AttentionFacts
-from pagoda.ops.check import Report, check_kernel
+from pagoda.ops.check import Failure, Report, check_kernel, has_weights, place
+from pagoda.ops.op import Case
 from pagoda.ops.registry import ALL_OPS
+from pagoda.ops.state import StateBatch
 
 DTYPES = ("float32", "float16")
+PIECE = 7
+"""Tokens of the pieces that prompts are cut into."""
 
 
 def main() -> int:
@@ -41,11 +47,40 @@ def main() -> int:
         for dtype in sorted(set(DTYPES) & set(ALL_OPS[kernel.op].dtypes) & kernel.needs.dtypes):
             began = time.perf_counter()
             reports.append(check_kernel(kernel, ALL_OPS[kernel.op], dtype=dtype))
+            if "batch_invariant" in kernel.claims:
+                reports[-1].failures += _cut(kernel, dtype)
             print(f"{reports[-1]} in {time.perf_counter() - began:.0f} s", flush=True)
         failed += [report for report in reports if report.failures]
         if not any(report.ran for report in reports):
             never.append(f"{kernel.op}={kernel.name}")
     return _verdict(failed, never)
+
+
+def _cut(kernel: Kernel, dtype: str) -> list[Failure]:
+    """Recurrences: where a request's numbers depend on its company or on where its tokens are cut."""
+    cases = (case for case in ALL_OPS[kernel.op].generate(torch.Generator().manual_seed(1), dtype) if "ragged" in case.label)
+    found = [case for case in cases if isinstance(case.args[-1], StateBatch) and not _same_in_pieces(kernel, case)]
+    return [Failure(f"{case.label} {case.facts}", f"claims batch invariance, but differs in pieces of {PIECE}") for case in found]
+
+
+def _same_in_pieces(kernel: Kernel, case: Case) -> bool:
+    run = kernel.load(case.facts)
+    packed = [run.pack(dict(case.weights))] if has_weights(ALL_OPS[kernel.op]) else []
+    whole, alone = (place(case, torch.device("cpu")).case.args for _ in range(2))
+    expected, batch, tokens = run.run(*packed, *whole), case.args[-1], case.args[0].shape[0]
+    for row, (first, last) in enumerate(pairwise(batch.query_start.tolist())):
+        for start in range(first, last, PIECE):
+            end = min(start + PIECE, last)
+            page = batch.read if start == first else batch.write
+            step = StateBatch(
+                torch.tensor([0, end - start], dtype=torch.int32), batch.fresh[row : row + 1] & (start == first), page[row : row + 1],
+                batch.write[row : row + 1], int(end - start > 1), end - start,
+            )  # fmt: skip
+            cut = tuple(arg[start:end] if arg.shape[:1] == (tokens,) else arg for arg in alone[:-1])
+            if not torch.equal(run.run(*packed, *cut, step), expected[start:end]):
+                return False
+    (pages,) = case.mutates
+    return torch.equal(whole[pages].nan_to_num(), alone[pages].nan_to_num())
 
 
 def _exact(kernel: Kernel) -> Kernel:

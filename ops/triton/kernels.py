@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from pagoda.ops.act_gemm import ActGemmFacts
     from pagoda.ops.activation import ActivationFacts
     from pagoda.ops.attention import AttentionFacts
+    from pagoda.ops.conv import ConvFacts
+    from pagoda.ops.delta import DeltaFacts
     from pagoda.ops.moe import MoeMlpFacts, RouteFacts
     from pagoda.ops.moe_fp8 import MoeMlpFp8Facts
     from pagoda.ops.norm_gemm import NormGemmFacts
     from pagoda.ops.rope_write import RopeWriteFacts
+    from pagoda.ops.scan import SelectiveScanFacts, SsdFacts
     from pagoda.ops.segment_attention import SegmentAttentionFacts
     from pagoda.ops.sparse_attention import ChooseFacts, SparseAttentionFacts
 
@@ -122,6 +125,22 @@ def fp8_experts(facts: MoeMlpFp8Facts) -> Reason | None:
     return _gated_silu(facts.plain) or fp8_squares(facts)
 
 
+def _few_taps(facts: ConvFacts) -> Reason | None:
+    return None if 2 <= facts.taps <= 33 else f"two to 33 taps, not {facts.taps}"
+
+
+def _ssd_fits(facts: SsdFacts) -> Reason | None:
+    return None if facts.state <= 256 else f"states of up to 256 numbers a value, not {facts.state}"
+
+
+def _delta_fits(facts: DeltaFacts) -> Reason | None:
+    return None if facts.k_dim <= 256 else f"keys of up to 256 numbers, not {facts.k_dim}"
+
+
+def _selective_fits(facts: SelectiveScanFacts) -> Reason | None:
+    return None if facts.state <= 128 else f"states of up to 128 numbers a channel, not {facts.state}"
+
+
 def triton_kernels() -> tuple[Kernel, ...]:
     return (
         Kernel("paged_attention", "triton", f"{HERE}.paged_attention:PagedAttention", NEEDS, _attention_fits, 1.0, CLAIMS),
@@ -144,4 +163,12 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel("gemm_fp8", "triton_fixed", f"{HERE}.fixed_gemm:GemmFixed", FLOAT8, fp8_squares, FIXED, INVARIANT),
         Kernel("paged_attention", "triton_fixed", f"{HERE}.fixed_attention:FixedAttention", NEEDS, _attention_fits, FIXED, INVARIANT),
         Kernel("moe_mlp", "triton_fixed", f"{HERE}.moe:MoeMlpFixed", NEEDS, _gated_silu, FIXED, INVARIANT),
+        Kernel("causal_conv1d", "triton", f"{HERE}.conv:CausalConv", NEEDS, _few_taps, 1.0, INVARIANT),
+        Kernel("ssd_scan", "triton", f"{HERE}.ssd:SsdScan", NEEDS, _ssd_fits, 1.0, CLAIMS),
+        Kernel("ssd_scan", "triton_fixed", f"{HERE}.ssd:SsdScanFixed", NEEDS, _ssd_fits, FIXED, INVARIANT),
+        Kernel("gated_delta_rule", "triton", f"{HERE}.delta:GatedDelta", NEEDS, _delta_fits, 1.0, CLAIMS),
+        Kernel("gated_delta_rule", "triton_fixed", f"{HERE}.delta:GatedDeltaFixed", NEEDS, _delta_fits, FIXED, INVARIANT),
+        Kernel("selective_scan", "triton", f"{HERE}.selective:SelectiveScan", NEEDS, _selective_fits, 1.0, CLAIMS),
+        Kernel("selective_scan", "triton_fixed", f"{HERE}.selective:SelectiveScanFixed", NEEDS, _selective_fits, FIXED, INVARIANT),
+        Kernel("wkv", "triton", f"{HERE}.wkv:Wkv", NEEDS, None, 1.0, INVARIANT),
     )

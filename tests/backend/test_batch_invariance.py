@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pagoda.hal.discovery import INSTRUMENTS, find_all
+from pagoda.hal.discovery import INSTRUMENTS, find, find_all
 from pagoda.hal.errors import ModelError
 from pagoda.serving.engine.build import engine_starter, start_engine
 from pagoda.serving.engine.config import EngineConfig
@@ -25,6 +25,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mistral": {"sliding_window": 20},
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
+RECURRENT: dict[str, dict[str, Any]] = {"Mamba2": {"state_size": 6, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}}
+if any(kernel.op == "ssd_scan" and "batch_invariant" in kernel.claims for kernel in find(DEVICES[0]).kernels()):
+    FAMILIES |= RECURRENT
 BEGINNING = tuple(range(20, 68))
 KINDS: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.8, "seed": 4, "top_p": 0.9})
 
@@ -101,7 +104,7 @@ def test_answers_do_not_depend_on_company(served: Served, one: Asked, company: l
 
 
 def test_a_model_without_such_kernels_is_refused_by_the_primitive(tmp_path: Path) -> None:
-    make(tmp_path, "Mamba2", state_size=6, num_heads=8, head_dim=8, n_groups=2, chunk_size=8)
-    config = EngineConfig(model=str(tmp_path), device=DEVICES[0], batch_invariant=True, num_gpu_blocks_override=48)
+    make(tmp_path, "Mamba2", **RECURRENT["Mamba2"])
+    config = EngineConfig(model=str(tmp_path), device="cpu", batch_invariant=True, num_gpu_blocks_override=48)
     with pytest.raises(ModelError, match=r"--batch-invariant.*causal_conv1d|--batch-invariant.*ssd_scan"):
         start_engine(config, lambda deltas: None)  # type: ignore[arg-type]

@@ -1,0 +1,181 @@
+"""The systems of the gated delta rule's chunks: what a chunk's tokens write, as a matrix, and what its queries see of it, as another.
+
+Of a chunk with keys k, queries q, amounts β and decays from token m to l, d[l, m]: A[l, m] = β[l] · (k[l] · k[m]) · d[l, m] below the
+diagonal. The inverse of 1 + A is taken by blocks of 16 tokens: those on the diagonal by forward substitution, those below from them.
+Decays of channels go into both sides of a product, counted from where the later block begins, so that no factor is above one; on the
+diagonal, where there is no such place between them, pairs are multiplied one by one.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from pagoda.ops.delta import DeltaFacts
+from pagoda.ops.state import StateBatch
+from pagoda.ops.triton.launch import early
+from pagoda.ops.triton.paged_kernels import find_request
+from pagoda.ops.triton.state_rows import SIZES, STEP, segment
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+CHUNK = 64
+"""Tokens of a chunk."""
+SIDE = tl.constexpr(16)
+"""Tokens of a block."""
+
+
+@triton.jit
+def _block(q, k, decay, beta, start, end, before, q_t, k_t, g_t, beta_t, K: tl.constexpr, BLOCK_K: tl.constexpr, BY_CHANNEL: tl.constexpr):
+    """Keys, queries, amounts of 16 tokens from `start`, logarithms of their decays since the chunk began, and all of those together."""
+    token, channel = start + tl.arange(0, SIDE), tl.arange(0, BLOCK_K)
+    at, there = token.to(tl.int64), token < end
+    mask = there[:, None] & (channel < K)[None, :]
+    key = tl.load(k + at[:, None] * k_t + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+    query = tl.load(q + at[:, None] * q_t + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+    amount = tl.load(beta + at * beta_t, mask=there, other=0.0).to(tl.float32)
+    if BY_CHANNEL:
+        step = tl.load(decay + at[:, None] * g_t + channel[None, :], mask=mask, other=0.0)
+        return key, query, amount, before[None, :] + tl.cumsum(step, 0), before + tl.sum(step, 0)
+    else:
+        step = tl.load(decay + at * g_t, mask=there, other=0.0)
+        return key, query, amount, before + tl.cumsum(step, 0), before + tl.sum(step, 0)
+
+
+@triton.jit
+def _below(key, query, amount, sums, before, other, other_sums, BY_CHANNEL: tl.constexpr, NUMBER: tl.constexpr):
+    """A and the queries' weights of a block with an earlier one. before: sums where the later block begins."""
+    if BY_CHANNEL:
+        since, until = tl.exp(sums - before[None, :]), tl.exp(before[None, :] - other_sums)
+        right = tl.trans((other * until).to(NUMBER))
+        a = tl.dot((key * since).to(NUMBER), right, input_precision="ieee")
+        weight = tl.dot((query * since).to(NUMBER), right, input_precision="ieee")
+    else:
+        between = tl.exp(sums[:, None] - other_sums[None, :])
+        right = tl.trans(other.to(NUMBER))
+        a = tl.dot(key.to(NUMBER), right, input_precision="ieee") * between
+        weight = tl.dot(query.to(NUMBER), right, input_precision="ieee") * between
+    return a * amount[:, None], weight
+
+
+@triton.jit
+def _diagonal(key, query, amount, sums, BY_CHANNEL: tl.constexpr, NUMBER: tl.constexpr):
+    """The same of a block with itself: A below the diagonal, weights with it."""
+    each = tl.arange(0, SIDE)
+    if BY_CHANNEL:
+        a = tl.zeros([SIDE, SIDE], tl.float32)
+        weight = tl.zeros([SIDE, SIDE], tl.float32)
+        for m in range(0, SIDE):
+            one = (each == m)[:, None]
+            other, other_sums = tl.sum(tl.where(one, key, 0.0), 0), tl.sum(tl.where(one, sums, 0.0), 0)
+            decayed = tl.exp(tl.where((each >= m)[:, None], sums - other_sums[None, :], float("-inf"))) * other[None, :]
+            here = (each == m)[None, :]
+            a = tl.where(here, tl.sum(key * decayed, 1)[:, None], a)
+            weight = tl.where(here, tl.sum(query * decayed, 1)[:, None], weight)
+    else:
+        between = tl.exp(tl.where(each[:, None] >= each[None, :], sums[:, None] - sums[None, :], float("-inf")))
+        right = tl.trans(key.to(NUMBER))
+        a = tl.dot(key.to(NUMBER), right, input_precision="ieee") * between
+        weight = tl.dot(query.to(NUMBER), right, input_precision="ieee") * between
+    return tl.where(each[:, None] > each[None, :], a * amount[:, None], 0.0), weight
+
+
+@triton.jit
+def _eliminated(x, a, m):
+    """Rows after the m-th without what they have of it."""
+    each = tl.arange(0, SIDE)
+    factor = tl.sum(tl.where((each == m)[None, :], a, 0.0), 1)
+    return x - factor[:, None] * tl.sum(tl.where((each == m)[:, None], x, 0.0), 0)[None, :]
+
+
+@triton.jit
+def _times(a, b):
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def _put(inverses, weights, base, i: tl.constexpr, j: tl.constexpr, inverse, amount, weight, CHUNK: tl.constexpr):
+    each = tl.arange(0, SIDE)
+    place = base + (i * SIDE + each)[:, None] * CHUNK + (j * SIDE + each)[None, :]
+    tl.store(inverses + place, (inverse * amount[None, :]).to(inverses.dtype.element_ty))
+    tl.store(weights + place, weight.to(weights.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["many", *SIZES], do_not_specialize_on_alignment=STEP)
+def _systems(q, k, decay, beta, inverses, weights, query_start, many, few, q_t, q_h, k_t, k_h, g_t, g_h, beta_t, HEADS: tl.constexpr,
+             K_HEADS: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BY_CHANNEL: tl.constexpr, CHUNK: tl.constexpr,
+             EARLY: tl.constexpr):  # fmt: skip
+    """Chunks × heads; request r owns chunks as in `find_request`. Only what lies on the diagonal and below is written."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    block, head = tl.program_id(0), tl.program_id(1)
+    row = find_request(query_start, block, many, CHUNK)
+    first, end = segment(query_start, row)
+    start = first + (block - (first // CHUNK + row)) * CHUNK
+    if (start >= end) | (end - first <= few):
+        return
+    NUMBER: tl.constexpr = inverses.dtype.element_ty
+    shared = head // (HEADS // K_HEADS)
+    q += shared * q_h
+    k += shared * k_h
+    decay += head * g_h
+    beta += head
+    if BY_CHANNEL:
+        before0 = tl.zeros([BLOCK_K], tl.float32)
+    else:
+        before0 = 0.0
+    k0, q0, n0, s0, before1 = _block(q, k, decay, beta, start, end, before0, q_t, k_t, g_t, beta_t, K, BLOCK_K, BY_CHANNEL)
+    k1, q1, n1, s1, before2 = _block(q, k, decay, beta, start + SIDE, end, before1, q_t, k_t, g_t, beta_t, K, BLOCK_K, BY_CHANNEL)
+    k2, q2, n2, s2, before3 = _block(q, k, decay, beta, start + 2 * SIDE, end, before2, q_t, k_t, g_t, beta_t, K, BLOCK_K, BY_CHANNEL)
+    k3, q3, n3, s3, _ = _block(q, k, decay, beta, start + 3 * SIDE, end, before3, q_t, k_t, g_t, beta_t, K, BLOCK_K, BY_CHANNEL)
+    a00, w00 = _diagonal(k0, q0, n0, s0, BY_CHANNEL, NUMBER)
+    a11, w11 = _diagonal(k1, q1, n1, s1, BY_CHANNEL, NUMBER)
+    a22, w22 = _diagonal(k2, q2, n2, s2, BY_CHANNEL, NUMBER)
+    a33, w33 = _diagonal(k3, q3, n3, s3, BY_CHANNEL, NUMBER)
+    each = tl.arange(0, SIDE)
+    unit = tl.where(each[:, None] == each[None, :], 1.0, 0.0)
+    x00, x11, x22, x33 = unit, unit, unit, unit
+    for m in range(0, SIDE - 1):
+        x00, x11 = _eliminated(x00, a00, m), _eliminated(x11, a11, m)
+        x22, x33 = _eliminated(x22, a22, m), _eliminated(x33, a33, m)
+    base = (block.to(tl.int64) * HEADS + head) * (CHUNK * CHUNK)
+    _put(inverses, weights, base, 0, 0, x00, n0, w00, CHUNK)
+    _put(inverses, weights, base, 1, 1, x11, n1, w11, CHUNK)
+    _put(inverses, weights, base, 2, 2, x22, n2, w22, CHUNK)
+    _put(inverses, weights, base, 3, 3, x33, n3, w33, CHUNK)
+    a10, w10 = _below(k1, q1, n1, s1, before1, k0, s0, BY_CHANNEL, NUMBER)
+    x10 = -_times(x11, _times(a10, x00))
+    _put(inverses, weights, base, 1, 0, x10, n0, w10, CHUNK)
+    a20, w20 = _below(k2, q2, n2, s2, before2, k0, s0, BY_CHANNEL, NUMBER)
+    a21, w21 = _below(k2, q2, n2, s2, before2, k1, s1, BY_CHANNEL, NUMBER)
+    x21 = -_times(x22, _times(a21, x11))
+    x20 = -_times(x22, _times(a20, x00) + _times(a21, x10))
+    _put(inverses, weights, base, 2, 1, x21, n1, w21, CHUNK)
+    _put(inverses, weights, base, 2, 0, x20, n0, w20, CHUNK)
+    a30, w30 = _below(k3, q3, n3, s3, before3, k0, s0, BY_CHANNEL, NUMBER)
+    a31, w31 = _below(k3, q3, n3, s3, before3, k1, s1, BY_CHANNEL, NUMBER)
+    a32, w32 = _below(k3, q3, n3, s3, before3, k2, s2, BY_CHANNEL, NUMBER)
+    x32 = -_times(x33, _times(a32, x22))
+    x31 = -_times(x33, _times(a31, x11) + _times(a32, x21))
+    x30 = -_times(x33, _times(a30, x00) + _times(a31, x10) + _times(a32, x20))
+    _put(inverses, weights, base, 3, 2, x32, n2, w32, CHUNK)
+    _put(inverses, weights, base, 3, 1, x31, n1, w31, CHUNK)
+    _put(inverses, weights, base, 3, 0, x30, n0, w30, CHUNK)
+
+
+def systems(
+    facts: DeltaFacts, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor, batch: StateBatch,
+    few: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(1 + A)⁻¹ · β and the queries' weights, `[chunks, heads, 64, 64]` in v's dtype, of requests of more than `few` tokens; what lies
+    above the diagonal is nobody's. Chunk c of request r is the (query_start[r] // 64 + r + c)-th."""
+    chunks = v.shape[0] // CHUNK + batch.many
+    inverses = torch.empty(chunks, facts.heads, CHUNK, CHUNK, dtype=v.dtype, device=v.device)
+    weights = torch.empty_like(inverses)
+    _systems[(chunks, facts.heads)](
+        q, k, log_decay, beta, inverses, weights, batch.query_start, batch.many, few, *q.stride()[:2], *k.stride()[:2],
+        *log_decay.stride()[:2], beta.stride(0), HEADS=facts.heads, K_HEADS=facts.k_heads, K=facts.k_dim,
+        BLOCK_K=max(16, triton.next_power_of_2(facts.k_dim)), BY_CHANNEL=facts.by_channel, CHUNK=CHUNK,
+        num_warps=4 if facts.by_channel else 2, **early(v.device),
+    )  # fmt: skip
+    return inverses, weights

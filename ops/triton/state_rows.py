@@ -1,0 +1,54 @@
+"""What the recurrences' programs share: a request's tokens and its state's pages, zeros for padding, and how a launch names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from pagoda.ops.state import StateBatch
+
+STEP = ["query_start", "fresh", "read", "write"]
+"""Arrays of a step, which begin anywhere: a compiled kernel must not depend on it."""
+SIZES = ["rows", "tokens", "few", "read_r", "write_r"]
+"""Numbers of a step, likewise."""
+FEW = 8
+"""Tokens of a request up to which they are taken one by one: the state is read and written once either way."""
+ALL = 2**30
+"""As many where every request is."""
+
+
+@triton.jit
+def segment(query_start, row):
+    """The first token of a request, and the one after its last."""
+    return tl.load(query_start + row), tl.load(query_start + row + 1)
+
+
+@triton.jit
+def state_of(fresh, read, write, row, read_r, write_r):
+    """Whether there is a state before the step, and the pages of the state before and after it."""
+    kept = tl.load(fresh + row).to(tl.int32) == 0
+    return kept, tl.load(read + row.to(tl.int64) * read_r).to(tl.int64), tl.load(write + row.to(tl.int64) * write_r).to(tl.int64)
+
+
+@triton.jit
+def zero_rest(out, o_t, column, mask, first, tokens):
+    """Tokens from `first` on belong to no request: their numbers at `column` become 0."""
+    for token in range(first, tokens):
+        tl.store(out + tl.cast(token, tl.int64) * o_t + column, tl.zeros(column.shape, out.dtype.element_ty), mask=mask)
+
+
+def step_args(batch: StateBatch) -> tuple[Any, ...]:
+    """`query_start, fresh, read, write`."""
+    return batch.query_start, batch.fresh, batch.read, batch.write
+
+
+def page_steps(batch: StateBatch) -> tuple[int, int]:
+    """`read_r, write_r`."""
+    return batch.read.stride(0), batch.write.stride(0)
+
+
+def by_rows(x: torch.Tensor) -> torch.Tensor:
+    """The same, its last dimension without gaps."""
+    return x if x.stride(-1) == 1 else x.contiguous()
