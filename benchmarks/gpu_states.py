@@ -127,7 +127,7 @@ def measure(use: Use, rows: int, queries: int, device: torch.device, dtype: torc
     part = batch_of(rows, seen, 1, device)
     index = torch.arange(tokens, device=device).view(rows, queries)[:, :seen].flatten()
     few = tuple(x[index] if isinstance(x, torch.Tensor) and x.shape[:1] == (tokens,) else x for x in inputs[0])
-    true = reference.run(*packed, *_wide(few), pages.float(), part)
+    true = reference.run(*packed, *_wide(few), pages.float().clone(), part)
     error = float((ours.run(*packed, *few, pages.clone(), part).float() - true).norm() / true.norm())
     moved = tokens * use.moved + 2 * rows * numbers * width
     floor = 1e6 * max(moved / COPY, tokens * use.work / PRODUCTS if queries > 1 else 0.0)

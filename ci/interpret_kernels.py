@@ -76,7 +76,7 @@ def _same_in_pieces(kernel: Kernel, case: Case) -> bool:
                 torch.tensor([0, end - start], dtype=torch.int32), batch.fresh[row : row + 1] & (start == first), page[row : row + 1],
                 batch.write[row : row + 1], int(end - start > 1), end - start,
             )  # fmt: skip
-            cut = tuple(arg[start:end] if arg.shape[:1] == (tokens,) else arg for arg in alone[:-1])
+            cut = tuple(arg if arg is None or arg.shape[:1] != (tokens,) else arg[start:end] for arg in alone[:-1])
             if not torch.equal(run.run(*packed, *cut, step), expected[start:end]):
                 return False
     (pages,) = case.mutates

@@ -70,12 +70,12 @@ def _conv(x, weight, bias, state, out, query_start, fresh, read, write, rows, to
         k = tl.arange(0, BLOCK_K)
         at = end - (TAPS - 1) + k
         wanted = inside[:, None] & (k < TAPS - 1)[None, :]
-        new = tl.load(x + at.to(tl.int64)[None, :] * x_t + channel[:, None], mask=wanted & (at >= first)[None, :], other=0.0)
-        old = tl.load(before[:, None] + (at - first + TAPS - 1)[None, :], mask=wanted & (at < first)[None, :] & kept, other=0.0)
+        latest = tl.load(x + at.to(tl.int64)[None, :] * x_t + channel[:, None], mask=wanted & (at >= first)[None, :], other=0.0)
+        left = tl.load(before[:, None] + (at - first + TAPS - 1)[None, :], mask=wanted & (at < first)[None, :] & kept, other=0.0)
         # The page may be the one that was read, by other threads too.
         tl.debug_barrier()
         after = state + page_out * s_page + channel.to(tl.int64)[:, None] * s_c + k[None, :]
-        tl.store(after, tl.where((at >= first)[None, :], new.to(state.dtype.element_ty), old), mask=wanted)
+        tl.store(after, tl.where((at >= first)[None, :], latest.to(state.dtype.element_ty), left), mask=wanted)
 
 
 class CausalConv(PlainKernel):

@@ -25,25 +25,44 @@ SIDE = tl.constexpr(16)
 
 
 @triton.jit
-def _block(q, k, decay, beta, start, end, before, q_t, k_t, g_t, beta_t, K: tl.constexpr, BLOCK_K: tl.constexpr, BY_CHANNEL: tl.constexpr):
-    """Keys, queries, amounts of 16 tokens from `start`, logarithms of their decays since the chunk began, and all of those together."""
+def _rows(x, start, end, x_t, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Keys or queries of 16 tokens from `start`."""
     token, channel = start + tl.arange(0, SIDE), tl.arange(0, BLOCK_K)
-    at, there = token.to(tl.int64), token < end
-    mask = there[:, None] & (channel < K)[None, :]
-    key = tl.load(k + at[:, None] * k_t + channel[None, :], mask=mask, other=0.0).to(tl.float32)
-    query = tl.load(q + at[:, None] * q_t + channel[None, :], mask=mask, other=0.0).to(tl.float32)
-    amount = tl.load(beta + at * beta_t, mask=there, other=0.0).to(tl.float32)
-    if BY_CHANNEL:
-        step = tl.load(decay + at[:, None] * g_t + channel[None, :], mask=mask, other=0.0)
-        return key, query, amount, before[None, :] + tl.cumsum(step, 0), before + tl.sum(step, 0)
-    else:
-        step = tl.load(decay + at * g_t, mask=there, other=0.0)
-        return key, query, amount, before + tl.cumsum(step, 0), before + tl.sum(step, 0)
+    mask = (token < end)[:, None] & (channel < K)[None, :]
+    return tl.load(x + token.to(tl.int64)[:, None] * x_t + channel[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
-def _below(key, query, amount, sums, before, other, other_sums, BY_CHANNEL: tl.constexpr, NUMBER: tl.constexpr):
-    """A and the queries' weights of a block with an earlier one. before: sums where the later block begins."""
+def _amounts(beta, start, end, beta_t):
+    token = start + tl.arange(0, SIDE)
+    return tl.load(beta + token.to(tl.int64) * beta_t, mask=token < end, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _decays(decay, start, end, g_t, K: tl.constexpr, BLOCK_K: tl.constexpr, BY_CHANNEL: tl.constexpr):
+    """Logarithms of the decays of 16 tokens."""
+    if BY_CHANNEL:
+        return _rows(decay, start, end, g_t, K, BLOCK_K)
+    else:
+        token = start + tl.arange(0, SIDE)
+        return tl.load(decay + token.to(tl.int64) * g_t, mask=token < end, other=0.0)
+
+
+@triton.jit
+def _since(step, before, BY_CHANNEL: tl.constexpr):
+    """Their sums since the chunk began."""
+    if BY_CHANNEL:
+        return before[None, :] + tl.cumsum(step, 0)
+    else:
+        return before + tl.cumsum(step, 0)
+
+
+@triton.jit
+def _below(key, query, amount, sums, before, k, decay, other_start, end, other_before, k_t, g_t, K: tl.constexpr, BLOCK_K: tl.constexpr,
+           BY_CHANNEL: tl.constexpr, NUMBER: tl.constexpr):  # fmt: skip
+    """A and the queries' weights of a block with the earlier one at `other_start`. before: sums where a block begins."""
+    other = _rows(k, other_start, end, k_t, K, BLOCK_K)
+    other_sums = _since(_decays(decay, other_start, end, g_t, K, BLOCK_K, BY_CHANNEL), other_before, BY_CHANNEL)
     if BY_CHANNEL:
         since, until = tl.exp(sums - before[None, :]), tl.exp(before[None, :] - other_sums)
         right = tl.trans((other * until).to(NUMBER))
@@ -58,15 +77,18 @@ def _below(key, query, amount, sums, before, other, other_sums, BY_CHANNEL: tl.c
 
 
 @triton.jit
-def _diagonal(key, query, amount, sums, BY_CHANNEL: tl.constexpr, NUMBER: tl.constexpr):
+def _diagonal(k, q, amount, step, start, end, k_t, q_t, K: tl.constexpr, BLOCK_K: tl.constexpr, BY_CHANNEL: tl.constexpr,
+              NUMBER: tl.constexpr):  # fmt: skip
     """The same of a block with itself: A below the diagonal, weights with it."""
-    each = tl.arange(0, SIDE)
+    key, query = _rows(k, start, end, k_t, K, BLOCK_K), _rows(q, start, end, q_t, K, BLOCK_K)
+    each, sums = tl.arange(0, SIDE), tl.cumsum(step, 0)
     if BY_CHANNEL:
         a = tl.zeros([SIDE, SIDE], tl.float32)
         weight = tl.zeros([SIDE, SIDE], tl.float32)
         for m in range(0, SIDE):
             one = (each == m)[:, None]
-            other, other_sums = tl.sum(tl.where(one, key, 0.0), 0), tl.sum(tl.where(one, sums, 0.0), 0)
+            other = tl.sum(tl.where(one, key.to(tl.float32), 0.0), 0)
+            other_sums = tl.sum(tl.where(one, sums, 0.0), 0)
             decayed = tl.exp(tl.where((each >= m)[:, None], sums - other_sums[None, :], float("-inf"))) * other[None, :]
             here = (each == m)[None, :]
             a = tl.where(here, tl.sum(key * decayed, 1)[:, None], a)
@@ -120,46 +142,60 @@ def _systems(q, k, decay, beta, inverses, weights, query_start, many, few, q_t, 
     k += shared * k_h
     decay += head * g_h
     beta += head
-    if BY_CHANNEL:
-        before0 = tl.zeros([BLOCK_K], tl.float32)
-    else:
-        before0 = 0.0
-    k0, q0, n0, s0, before1 = _block(q, k, decay, beta, start, end, before0, q_t, k_t, g_t, beta_t, K, BLOCK_K, BY_CHANNEL)
-    k1, q1, n1, s1, before2 = _block(q, k, decay, beta, start + SIDE, end, before1, q_t, k_t, g_t, beta_t, K, BLOCK_K, BY_CHANNEL)
-    k2, q2, n2, s2, before3 = _block(q, k, decay, beta, start + 2 * SIDE, end, before2, q_t, k_t, g_t, beta_t, K, BLOCK_K, BY_CHANNEL)
-    k3, q3, n3, s3, _ = _block(q, k, decay, beta, start + 3 * SIDE, end, before3, q_t, k_t, g_t, beta_t, K, BLOCK_K, BY_CHANNEL)
-    a00, w00 = _diagonal(k0, q0, n0, s0, BY_CHANNEL, NUMBER)
-    a11, w11 = _diagonal(k1, q1, n1, s1, BY_CHANNEL, NUMBER)
-    a22, w22 = _diagonal(k2, q2, n2, s2, BY_CHANNEL, NUMBER)
-    a33, w33 = _diagonal(k3, q3, n3, s3, BY_CHANNEL, NUMBER)
+    s1, s2, s3 = start + SIDE, start + 2 * SIDE, start + 3 * SIDE
+    g0 = _decays(decay, start, end, g_t, K, BLOCK_K, BY_CHANNEL)
+    g1 = _decays(decay, s1, end, g_t, K, BLOCK_K, BY_CHANNEL)
+    g2 = _decays(decay, s2, end, g_t, K, BLOCK_K, BY_CHANNEL)
+    g3 = _decays(decay, s3, end, g_t, K, BLOCK_K, BY_CHANNEL)
+    b1 = tl.sum(g0, 0)
+    b0 = b1 * 0.0
+    b2 = b1 + tl.sum(g1, 0)
+    b3 = b2 + tl.sum(g2, 0)
+    n0, n1 = _amounts(beta, start, end, beta_t), _amounts(beta, s1, end, beta_t)
+    n2, n3 = _amounts(beta, s2, end, beta_t), _amounts(beta, s3, end, beta_t)
+    a00, w00 = _diagonal(k, q, n0, g0, start, end, k_t, q_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
+    a11, w11 = _diagonal(k, q, n1, g1, s1, end, k_t, q_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
+    a22, w22 = _diagonal(k, q, n2, g2, s2, end, k_t, q_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
+    a33, w33 = _diagonal(k, q, n3, g3, s3, end, k_t, q_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
     each = tl.arange(0, SIDE)
     unit = tl.where(each[:, None] == each[None, :], 1.0, 0.0)
-    x00, x11, x22, x33 = unit, unit, unit, unit
+    x00 = unit
+    x11 = unit
+    x22 = unit
+    x33 = unit
     for m in range(0, SIDE - 1):
-        x00, x11 = _eliminated(x00, a00, m), _eliminated(x11, a11, m)
-        x22, x33 = _eliminated(x22, a22, m), _eliminated(x33, a33, m)
+        x00 = _eliminated(x00, a00, m)
+        x11 = _eliminated(x11, a11, m)
+        x22 = _eliminated(x22, a22, m)
+        x33 = _eliminated(x33, a33, m)
     base = (block.to(tl.int64) * HEADS + head) * (CHUNK * CHUNK)
     _put(inverses, weights, base, 0, 0, x00, n0, w00, CHUNK)
     _put(inverses, weights, base, 1, 1, x11, n1, w11, CHUNK)
     _put(inverses, weights, base, 2, 2, x22, n2, w22, CHUNK)
     _put(inverses, weights, base, 3, 3, x33, n3, w33, CHUNK)
-    a10, w10 = _below(k1, q1, n1, s1, before1, k0, s0, BY_CHANNEL, NUMBER)
-    x10 = -_times(x11, _times(a10, x00))
+    key, query = _rows(k, s1, end, k_t, K, BLOCK_K), _rows(q, s1, end, q_t, K, BLOCK_K)
+    sums = _since(g1, b1, BY_CHANNEL)
+    a10, w10 = _below(key, query, n1, sums, b1, k, decay, start, end, b0, k_t, g_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
+    x10 = 0.0 - _times(x11, _times(a10, x00))
     _put(inverses, weights, base, 1, 0, x10, n0, w10, CHUNK)
-    a20, w20 = _below(k2, q2, n2, s2, before2, k0, s0, BY_CHANNEL, NUMBER)
-    a21, w21 = _below(k2, q2, n2, s2, before2, k1, s1, BY_CHANNEL, NUMBER)
-    x21 = -_times(x22, _times(a21, x11))
-    x20 = -_times(x22, _times(a20, x00) + _times(a21, x10))
+    key, query = _rows(k, s2, end, k_t, K, BLOCK_K), _rows(q, s2, end, q_t, K, BLOCK_K)
+    sums = _since(g2, b2, BY_CHANNEL)
+    a20, w20 = _below(key, query, n2, sums, b2, k, decay, start, end, b0, k_t, g_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
+    a21, w21 = _below(key, query, n2, sums, b2, k, decay, s1, end, b1, k_t, g_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
+    x21 = 0.0 - _times(x22, _times(a21, x11))
     _put(inverses, weights, base, 2, 1, x21, n1, w21, CHUNK)
+    x20 = 0.0 - _times(x22, _times(a20, x00) + _times(a21, x10))
     _put(inverses, weights, base, 2, 0, x20, n0, w20, CHUNK)
-    a30, w30 = _below(k3, q3, n3, s3, before3, k0, s0, BY_CHANNEL, NUMBER)
-    a31, w31 = _below(k3, q3, n3, s3, before3, k1, s1, BY_CHANNEL, NUMBER)
-    a32, w32 = _below(k3, q3, n3, s3, before3, k2, s2, BY_CHANNEL, NUMBER)
-    x32 = -_times(x33, _times(a32, x22))
-    x31 = -_times(x33, _times(a31, x11) + _times(a32, x21))
-    x30 = -_times(x33, _times(a30, x00) + _times(a31, x10) + _times(a32, x20))
+    key, query = _rows(k, s3, end, k_t, K, BLOCK_K), _rows(q, s3, end, q_t, K, BLOCK_K)
+    sums = _since(g3, b3, BY_CHANNEL)
+    a30, w30 = _below(key, query, n3, sums, b3, k, decay, start, end, b0, k_t, g_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
+    a31, w31 = _below(key, query, n3, sums, b3, k, decay, s1, end, b1, k_t, g_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
+    a32, w32 = _below(key, query, n3, sums, b3, k, decay, s2, end, b2, k_t, g_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
+    x32 = 0.0 - _times(x33, _times(a32, x22))
     _put(inverses, weights, base, 3, 2, x32, n2, w32, CHUNK)
+    x31 = 0.0 - _times(x33, _times(a31, x11) + _times(a32, x21))
     _put(inverses, weights, base, 3, 1, x31, n1, w31, CHUNK)
+    x30 = 0.0 - _times(x33, _times(a30, x00) + _times(a31, x10) + _times(a32, x20))
     _put(inverses, weights, base, 3, 0, x30, n0, w30, CHUNK)
 
 
