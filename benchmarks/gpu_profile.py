@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from gpu_workloads import DummyEngine, load_spec
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, supported_activities
 
 TEMPLATE = re.compile(r"<.*>|\(.*\)")
 
@@ -80,7 +80,9 @@ def measure_prefill(engine: DummyEngine, prompts: list[list[list[int]]]) -> dict
 
 def traced(engine: DummyEngine, prompts: list[list[int]], tokens: int) -> tuple[list[tuple[float, float, str]], float]:
     """The device's kernels, and the seconds that it took."""
-    with profile(activities=[ProfilerActivity.CUDA]) as tracer:
+    # Without a device, the host's own work is watched, which is none of a device's.
+    seen = ProfilerActivity.CUDA if ProfilerActivity.CUDA in supported_activities() else ProfilerActivity.CPU
+    with profile(activities=[seen]) as tracer:
         began = time.perf_counter()
         engine.generate(prompts, tokens)
         seconds = time.perf_counter() - began

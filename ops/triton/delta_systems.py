@@ -117,7 +117,7 @@ def _times(a, b):
 @triton.jit
 def _put(inverses, weights, base, i: tl.constexpr, j: tl.constexpr, inverse, amount, weight, CHUNK: tl.constexpr):
     each = tl.arange(0, SIDE)
-    place = base + (i * SIDE + each)[:, None] * CHUNK + (j * SIDE + each)[None, :]
+    place = base + (each + i * SIDE)[:, None] * CHUNK + (each + j * SIDE)[None, :]
     tl.store(inverses + place, (inverse * amount[None, :]).to(inverses.dtype.element_ty))
     tl.store(weights + place, weight.to(weights.dtype.element_ty))
 
