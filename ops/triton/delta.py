@@ -184,7 +184,7 @@ class GatedDelta(PlainKernel):
         _chunks[(facts.heads * triton.cdiv(facts.v_dim, block_v), batch.many)](
             q, k, v, log_decay, state, out, inverses, weights, *step_args(batch), self.few, *page_steps(batch), *inputs.steps,
             *state.stride()[:3], BLOCK_K=block_k, BLOCK_V=block_v, CHUNK=CHUNK, STAGES=fitting_stages(out.device, 3, stage, beside),
-            num_warps=8 if facts.by_channel else 4, **self.sizes, **early(out.device),
+            num_warps=8, **self.sizes, **early(out.device),
         )  # fmt: skip
 
 

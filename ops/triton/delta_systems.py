@@ -212,6 +212,6 @@ def systems(
         q, k, log_decay, beta, inverses, weights, batch.query_start, batch.many, few, *q.stride()[:2], *k.stride()[:2],
         *log_decay.stride()[:2], beta.stride(0), HEADS=facts.heads, K_HEADS=facts.k_heads, K=facts.k_dim,
         BLOCK_K=max(16, triton.next_power_of_2(facts.k_dim)), BY_CHANNEL=facts.by_channel, CHUNK=CHUNK,
-        num_warps=4 if facts.by_channel else 2, **early(v.device),
+        num_warps=4, **early(v.device),
     )  # fmt: skip
     return inverses, weights

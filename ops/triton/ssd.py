@@ -166,7 +166,7 @@ class SsdScan(PlainKernel):
         stage, beside = chunk * (2 * block_n + block_p) * width, (block_p * block_n + chunk * (chunk + block_p)) * width
         _chunks[(self.facts.heads * triton.cdiv(self.facts.head_dim, block_p), batch.many)](
             *inputs.tensors, self.few, *page_steps(batch), *inputs.steps, BLOCK_P=block_p, BLOCK_N=block_n, CHUNK=chunk,
-            STAGES=fitting_stages(inputs.tensors[0].device, 3, stage, beside), num_warps=4, **self.sizes, **common,
+            STAGES=fitting_stages(inputs.tensors[0].device, 3, stage, beside), num_warps=8, **self.sizes, **common,
         )  # fmt: skip
 
 
