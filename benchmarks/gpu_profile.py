@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from gpu_workloads import DummyEngine, load_spec
-from torch.profiler import ProfilerActivity, profile, supported_activities
+from torch.profiler import ProfilerActivity, profile
 
 TEMPLATE = re.compile(r"<.*>|\(.*\)")
 
@@ -81,7 +81,7 @@ def measure_prefill(engine: DummyEngine, prompts: list[list[list[int]]]) -> dict
 def traced(engine: DummyEngine, prompts: list[list[int]], tokens: int) -> tuple[list[tuple[float, float, str]], float]:
     """The device's kernels, and the seconds that it took."""
     # Without a device, the host's own work is watched, which is none of a device's.
-    seen = ProfilerActivity.CUDA if ProfilerActivity.CUDA in supported_activities() else ProfilerActivity.CPU
+    seen = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
     with profile(activities=[seen]) as tracer:
         began = time.perf_counter()
         engine.generate(prompts, tokens)
