@@ -209,7 +209,7 @@ def started(stack: ExitStack, options: argparse.Namespace) -> tuple[dict[str, Se
 
 def first_token(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, first_tokens.server_of(Path(folder), options.tiny) as server:
-        return asyncio.run(first_tokens.measure(server.where, options.first_token_seconds, "conversations"))
+        return asyncio.run(first_tokens.measure(server.where, options.first_token_seconds, "short" if options.tiny else "conversations"))
 
 
 def main() -> int:

@@ -54,7 +54,9 @@ def test_a_wheel_from_a_machine_without_a_compiler_serves(tmp_path: Path) -> Non
     make(tmp_path / "model", "Llama", vocab_size=tokenizer.get_vocab_size(), bos_token_id=0, eos_token_id=1, pad_token_id=2)
     tokenizer.save(str(tmp_path / "model/tokenizer.json"))
     words = ("generate", str(tmp_path / "model"), "Hello", "--device", "cpu", "--max-tokens", "4", "--kv-cache-memory-bytes", "8M")
-    done = _run("-m", "pagoda.serving.cli.main", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
+    done = _run(
+        "-m", "pagoda.serving.cli.main", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"), XDG_CACHE_HOME=str(tmp_path / "cache")
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(RUNS) == 1, done.stderr
     assert done.stdout.strip()
