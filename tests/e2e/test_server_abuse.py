@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
         "fuzz_server.py --inputs 800 --seed 7",
         "schemathesis_server.py --max-examples 3",
         # what times are good is for an idle machine to say
-        "soak_server.py --minutes 0.3 --clients 24 --growth 1 --tiny --first-token-seconds 100 --ttft-ratio 1000000",
+        "soak_server.py --minutes 0.3 --clients 24 --growth 1 --tiny --first-token-seconds 5 --ttft-ratio 1000000",
     ],
 )
 def test_nothing_is_found(words: str) -> None:
