@@ -16,11 +16,21 @@ from pagoda.ops.delta import DeltaFacts
 from pagoda.ops.state import StateBatch
 from pagoda.ops.triton.delta_systems import CHUNK, systems
 from pagoda.ops.triton.launch import early, fitting_stages
-from pagoda.ops.triton.state_rows import ALL, FEW, SIZES, STEP, by_rows, page_steps, segment, state_of, step_args, zero_rest
+from pagoda.ops.triton.state_rows import (
+    ALL,
+    FEW,
+    PROGRAMS,
+    SIZES,
+    STEP,
+    block_of,
+    by_rows,
+    page_steps,
+    segment,
+    state_of,
+    step_args,
+    zero_rest,
+)
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-PROGRAMS = 528
-"""Programs of a launch below which they take fewer columns each."""
 
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=STEP)
@@ -160,10 +170,8 @@ class GatedDelta(PlainKernel):
         return {"HEADS": facts.heads, "K_HEADS": facts.k_heads, "K": facts.k_dim, "V": facts.v_dim, "BY_CHANNEL": facts.by_channel}
 
     def _block_v(self, rows: int) -> int:
-        """Columns of the state that a program takes: at most 4,096 numbers, fewer where there are few programs."""
-        block = max(1, min(triton.next_power_of_2(self.facts.v_dim), 4096 // triton.next_power_of_2(self.facts.k_dim)))
-        few = rows * self.facts.heads * triton.cdiv(self.facts.v_dim, block) < PROGRAMS
-        return max(1, block // 2) if few and block >= 32 else block
+        """Columns of the state that a program takes."""
+        return block_of(self.facts.v_dim, self.facts.k_dim, rows * self.facts.heads)
 
     def _one_by_one(self, inputs: Inputs, state: torch.Tensor, out: torch.Tensor, batch: StateBatch) -> None:
         rows = batch.read.shape[0]

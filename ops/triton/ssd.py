@@ -15,11 +15,21 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.scan import SsdFacts
 from pagoda.ops.state import StateBatch
 from pagoda.ops.triton.launch import early, fitting_stages
-from pagoda.ops.triton.state_rows import ALL, FEW, SIZES, STEP, by_rows, page_steps, segment, state_of, step_args, zero_rest
+from pagoda.ops.triton.state_rows import (
+    ALL,
+    FEW,
+    PROGRAMS,
+    SIZES,
+    STEP,
+    block_of,
+    by_rows,
+    page_steps,
+    segment,
+    state_of,
+    step_args,
+    zero_rest,
+)
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-PROGRAMS = 528
-"""Programs of a launch below which they take fewer rows each."""
 
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=STEP)
@@ -147,10 +157,8 @@ class SsdScan(PlainKernel):
         return {"HEADS": facts.heads, "GROUPS": facts.groups, "P": facts.head_dim, "N": facts.state}
 
     def _block_p(self, rows: int) -> int:
-        """Rows of the state that a program takes: at most 4,096 numbers, fewer where there are few programs."""
-        block = max(1, min(triton.next_power_of_2(self.facts.head_dim), 4096 // triton.next_power_of_2(self.facts.state)))
-        few = rows * self.facts.heads * triton.cdiv(self.facts.head_dim, block) < PROGRAMS
-        return max(1, block // 2) if few and block >= 32 else block
+        """Rows of the state that a program takes."""
+        return block_of(self.facts.head_dim, self.facts.state, rows * self.facts.heads)
 
     def _one_by_one(self, inputs: Inputs, rows: int, tokens: int, batch: StateBatch, common: dict[str, Any]) -> None:
         block_p, block_n = self._block_p(rows), triton.next_power_of_2(self.facts.state)

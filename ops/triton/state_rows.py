@@ -17,6 +17,8 @@ FEW = 8
 """Tokens of a request up to which they are taken one by one: the state is read and written once either way."""
 ALL = 2**30
 """As many where every request is."""
+PROGRAMS = 528
+"""Programs of a launch below which they take less of a state each."""
 
 
 @triton.jit
@@ -52,3 +54,11 @@ def page_steps(batch: StateBatch) -> tuple[int, int]:
 def by_rows(x: torch.Tensor) -> torch.Tensor:
     """The same, its last dimension without gaps."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def block_of(count: int, width: int, heads_rows: int) -> int:
+    """How many of a head's `count` vectors of `width` numbers, its state, a program holds in registers: at most 4,096 numbers, fewer where
+    there are few programs. `heads_rows`: heads times requests."""
+    block = max(1, min(triton.next_power_of_2(count), 4096 // triton.next_power_of_2(width)))
+    few = heads_rows * triton.cdiv(count, block) < PROGRAMS
+    return max(1, block // 2) if few and block >= 32 else block
