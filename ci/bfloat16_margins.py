@@ -1,8 +1,9 @@
 """What transformers itself is off by in bfloat16, beside recorded float32 answers: `python ci/bfloat16_margins.py DIR…`.
 
-Writes bfloat16.json into each folder: the largest error of its logits, in standard deviations of the reference, and the largest lead of a
-greedy token that it gives up. `pagoda parity --dtype bfloat16` allows twice that. Each greedy row is computed from the recorded tokens
-before it, so one early difference does not spoil the rest.
+Writes bfloat16.json into each folder: the largest error of its logits, hidden states or scores, in standard deviations of the reference;
+the median of the medians of answers' rows, which rows with other experts hardly move; and the largest lead of a greedy token that it
+gives up. `pagoda parity --dtype bfloat16` allows twice that. Each greedy row is computed from the recorded tokens before it, so one early
+difference does not spoil the rest.
 """
 
 from __future__ import annotations
@@ -10,31 +11,91 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+
+Tensors = dict[str, torch.Tensor]
+GROWING = ("token_type_ids", "position_mask")
+"""Ends of the names of inputs with a column per token of the text, beside `attention_mask`."""
 
 
 def margins(path: Path) -> dict[str, float]:
-    """Of one folder with a generator."""
+    """Of one folder, whatever its model answers with."""
     reference = load_file(path / "reference.safetensors")
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="eager").eval()
-    error = lead = 0.0
+    model = _opened(path)
+    fixed = {name.removeprefix("inputs."): _narrow(value) for name, value in reference.items() if name.startswith("inputs.")}
+    compared: list[torch.Tensor] = []
+    lead = 0.0
     for name in sorted(name.removesuffix(".prompt") for name in reference if name.endswith(".prompt")):
-        prompt, tokens, want = (reference[f"{name}.{part}"] for part in ("prompt", "tokens", "logits"))
-        with torch.no_grad():
-            got = model(torch.cat([prompt, tokens])[None], use_cache=False).logits[0].float()
-        rows = got[len(prompt) - 1 : len(prompt) - 1 + len(tokens)]
-        spread = float(want.std())
-        error = max(error, float((rows - want).abs().max()) / spread)
-        chosen = rows.argmax(-1, keepdim=True)
-        lead = max(lead, float((want.gather(1, tokens[:, None]) - want.gather(1, chosen)).max()) / spread)
-        if f"{name}.full_logits" in reference:
-            full = reference[f"{name}.full_logits"]
-            error = max(error, float((got[: len(prompt)] - full).abs().max()) / float(full.std()))
-    return {"error": error, "lead": lead}
+        given = {part.removeprefix(f"{name}."): value for part, value in reference.items() if part.startswith(f"{name}.")}
+        if "tokens" in given:
+            rows, gave = _generated(model, fixed, given)
+            compared, lead = [*compared, *rows], max(lead, gave)
+        else:
+            compared += _pooled(model, path, given)
+    typical = float(torch.stack([rows.median() for rows in compared]).median())
+    return {"error": max(float(rows.max()) for rows in compared), "typical": typical, "lead": lead}
+
+
+def _opened(path: Path) -> Any:
+    """The class that recorded the answers, with eager attention where it has a choice."""
+    kind = getattr(transformers, json.loads((path / "reference.json").read_text(encoding="utf-8"))["class"])
+    try:
+        return kind.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="eager").eval()
+    except ValueError:
+        return kind.from_pretrained(path, dtype=torch.bfloat16).eval()
+
+
+def _narrow(value: torch.Tensor) -> torch.Tensor:
+    return value.bfloat16() if value.is_floating_point() else value
+
+
+def _generated(model: Any, fixed: Tensors, given: Tensors) -> tuple[list[torch.Tensor], float]:
+    """Errors of a greedy answer, and of a whole prompt where that was recorded; the largest lead that is given up."""
+    prompt, tokens, want = given["prompt"], given["tokens"], given["logits"]
+    got = _logits(model, fixed, torch.cat([prompt, tokens]))
+    rows = got[len(prompt) - 1 : len(prompt) - 1 + len(tokens)]
+    gave = want.gather(1, tokens[:, None]) - want.gather(1, rows.argmax(-1, keepdim=True))
+    whole = [_off(got[: len(prompt)], given["full_logits"])] if "full_logits" in given else []
+    return [_off(rows, want), *whole], float(gave.max()) / float(want.std())
+
+
+@torch.no_grad()
+def _logits(model: Any, fixed: Tensors, ids: torch.Tensor) -> torch.Tensor:
+    """Of every position; what has a column per token grows as the oracle lets it grow."""
+    crossed = model.config.is_encoder_decoder
+    inputs = {**fixed, ("decoder_input_ids" if crossed else "input_ids"): ids[None]}
+    for name in (name for name in fixed if (name == "attention_mask" or name.endswith(GROWING)) and not crossed):
+        lacking = len(ids) - fixed[name].shape[-1]
+        fill = name == "attention_mask" or model.config.model_type == "paligemma"
+        inputs[name] = torch.nn.functional.pad(fixed[name], (0, lacking), value=int(fill))
+    with_cache = {} if model.config.model_type == "rwkv" else {"use_cache": False}
+    return model(**inputs, **with_cache).logits[0].float()
+
+
+@torch.no_grad()
+def _pooled(model: Any, path: Path, given: Tensors) -> Iterator[torch.Tensor]:
+    output = model(input_ids=given["prompt"][None])
+    if "scores" in given:
+        yield _off(output.logits[0], given["scores"])
+        return
+    hidden = output.last_hidden_state[0]
+    if "linear.weight" in (extra := load_file(path / "model.safetensors")):  # of a ColBERT, which the class of its encoder lacks
+        hidden = hidden @ extra["linear.weight"].bfloat16().t()
+    mean = hidden.float().mean(0)
+    yield _off(hidden, given["hidden"])
+    yield _off(mean, given["mean"])
+    yield _off(torch.nn.functional.normalize(mean, dim=-1), given["mean.normalized"])
+
+
+def _off(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """The largest of each row, in standard deviations of what was recorded, as `pagoda parity` counts."""
+    return (got.float() - want).abs().reshape(len(want), -1).amax(1) / max(float(want.std(unbiased=False)), 1e-9)
 
 
 def main(folders: list[str]) -> int:
@@ -46,7 +107,7 @@ def main(folders: list[str]) -> int:
             print(f"{folder.name}: {type(trouble).__name__}: {str(trouble)[:150]}", flush=True)
             continue
         (folder / "bfloat16.json").write_text(json.dumps(found) + "\n")
-        print(f"{folder.name}: {found['error']:.3f}, leads up to {found['lead']:.3f}", flush=True)
+        print(f"{folder.name}: {found['error']:.3f}, half the rows {found['typical']:.3f}, leads up to {found['lead']:.3f}", flush=True)
     return 0
 
 

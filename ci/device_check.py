@@ -100,7 +100,7 @@ def parity(options: argparse.Namespace) -> dict[str, Any]:
     backend = choose(options.device).backend
     rows: list[dict[str, Any]] = []
     for dtype in options.dtypes.split(","):
-        for path in sorted(Path(options.parity).iterdir()):
+        for path in sorted(one for one in Path(options.parity).iterdir() if one.is_dir()):
             report = check(path, backend, dtype=dtype)
             print(dtype, report, flush=True)
             rows.append(

@@ -47,8 +47,11 @@ def variant(folder: Path, kind: str, name: str, changes: dict[str, object], *mor
     make.main()
 
 
+def more(folder: Path) -> None:
+    colbert(folder)
+    variant(folder, "glm_moe_dsa", "shared", SHARED)
+    variant(folder, "electra", "narrow", {"embedding_size": 32}, "--task", "embed")
+
+
 if __name__ == "__main__":
-    target = Path(sys.argv[1]).absolute()
-    colbert(target)
-    variant(target, "glm_moe_dsa", "shared", SHARED)
-    variant(target, "electra", "narrow", {"embedding_size": 32}, "--task", "embed")
+    more(Path(sys.argv[1]).absolute())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from pagoda.serving.cli.parity_answers import engine_findings, greedy_params, lo
 from pagoda.serving.cli.parity_crossed import NAME, is_crossed, run_crossed
 from pagoda.serving.cli.parity_media import check_media, is_media
 from pagoda.serving.cli.parity_pooled import check_pooled, is_pooled
-from pagoda.serving.conformance.comparison import TOLERANCES, Finding, Terms, Tolerance, compare_greedy, compare_values
+from pagoda.serving.conformance.comparison import TOLERANCES, Finding, Terms, Tolerance, compare_greedy, compare_typical, compare_values
 from pagoda.serving.frontend.outputs import RequestOutput
 from pagoda.serving.sdk import LLM
 from safetensors.torch import load_file
@@ -69,27 +70,36 @@ def check(path: Path, backend: Backend, ranks: int = 1, tolerance: Tolerance | N
         if not (path / REFERENCE).is_file():
             raise ConfigError(f"there is no {REFERENCE} beside the checkpoint; give a folder that the parity oracle made")
         reference = load_file(path / REFERENCE)
-        if is_pooled(reference):
-            return Report(str(path), tuple(check_pooled(path, backend.name, reference, turns(reference), terms)))
-        if is_media(reference, open_checkpoint(path).config):
-            return Report(str(path), tuple(check_media(path, backend.name, reference, terms)))
-        if is_crossed(reference):
-            outputs = run_crossed(path, backend.name, reference, terms, greedy_params(reference, NAME))
-            return Report(str(path), tuple(found for output in outputs for found in _findings(NAME, output, reference, terms.tolerance)))
-        findings = [*_check_model(open_checkpoint(path), backend, reference, terms)]
-        findings += _check_engine(path, backend.name, reference, terms)
+        findings = _compared(path, backend, reference, terms)
     except PagodaError as error:
         return Report(str(path), error=f"{type(error).__name__}: {error}")
-    return Report(str(path), tuple(findings))
+    typical = [compare_typical(findings, terms.tolerance)] if terms.tolerance.typical < math.inf else []
+    return Report(str(path), (*findings, *typical))
+
+
+def _compared(path: Path, backend: Backend, reference: Reference, terms: Terms) -> list[Finding]:
+    """By the kind of answers that were recorded."""
+    if is_pooled(reference):
+        return check_pooled(path, backend.name, reference, turns(reference), terms)
+    if is_media(reference, open_checkpoint(path).config):
+        return check_media(path, backend.name, reference, terms)
+    if is_crossed(reference):
+        outputs = run_crossed(path, backend.name, reference, terms, greedy_params(reference, NAME))
+        return [found for output in outputs for found in _findings(NAME, output, reference, terms.tolerance)]
+    return [*_check_model(open_checkpoint(path), backend, reference, terms), *_check_engine(path, backend.name, reference, terms)]
 
 
 def _usual(path: Path, dtype: str) -> Tolerance:
-    """The dtype's, or twice what the oracle itself is off by in it where that was measured and is more (`ci/bfloat16_margins.py`)."""
+    """The dtype's, or by what the oracle itself is off in it where that was measured and is more (`ci/bfloat16_margins.py`).
+
+    Twice its errors and the leads that it gives up; a lead no larger than its errors may turn as well.
+    """
     usual, measured = TOLERANCES[dtype], path / f"{dtype}.json"
     if not measured.is_file():
         return usual
     margins = json.loads(measured.read_text(encoding="utf-8"))
-    return Tolerance(max(usual.error, 2 * margins["error"]), max(usual.tie, 2 * margins["lead"]))
+    error, typical = (max(usual.error, 2 * margins[name]) for name in ("error", "typical"))
+    return Tolerance(error, max(usual.tie, 2 * margins["lead"], margins["error"]), typical)
 
 
 def turns(reference: Reference) -> list[list[str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from pagoda.serving.cli.main import main
-from pagoda.serving.conformance.comparison import Tolerance, compare_greedy, compare_values
+from pagoda.serving.conformance.comparison import Tolerance, compare_greedy, compare_typical, compare_values
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import logits, make
 from tokenizers import Tokenizer, models
@@ -81,6 +81,28 @@ def test_near_ties_pass_and_end_the_comparison() -> None:
     assert not tokens.passed
     tokens, _ = compare_greedy("p", [1], got[:1], [1, 0, 2], want, Tolerance())
     assert not tokens.passed and tokens.note == "only 1 of 3 tokens"
+
+
+def test_rows_may_be_far_off_where_half_of_them_are_near() -> None:
+    want = torch.randn(21, 30, generator=torch.Generator().manual_seed(0))
+    measured = Tolerance(error=4.0, typical=0.1)
+    for spoiled, passed in ((10, True), (11, False)):
+        got = want + 0.01
+        got[:spoiled] += 2.0
+        finding = compare_values("x", got, want, measured)
+        assert finding.passed and compare_typical([finding, finding], measured).passed is passed
+    assert not compare_typical([compare_greedy("p", [0], want, [0], want, measured)[0]], measured).passed, "nothing was compared"
+
+
+def test_where_the_oracle_was_measured_half_of_all_rows_have_to_be_near(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkpoint / "float32.json").write_text(json.dumps({"error": 0.5, "typical": 0.0, "lead": 0.0}))
+    code, out = run(capsys, "--json", str(checkpoint))
+    [typical] = [finding for finding in json.loads(out)[0]["findings"] if finding["name"] == "half of all rows"]
+    assert code == 0 and typical["passed"] and 0 < typical["error"] < 1e-3 and typical["compared"] > 5
+    reference = load_file(checkpoint / "reference.safetensors")
+    save_file({n: t * 1.05 if "logits" in n else t for n, t in reference.items()}, checkpoint / "reference.safetensors")
+    code, out = run(capsys, str(checkpoint))
+    assert code == 1 and out.count("off by") == 1 and "half of all rows: off by" in out
 
 
 def test_errors_are_relative_to_the_spread_of_the_reference() -> None:
