@@ -78,11 +78,14 @@ class _Worker:
         self.lives = True
 
     def ask(self, job: Job, until: float | None) -> Answer:
-        """After an answer that is not the job's own it lives no longer."""
+        """After an answer that is not the job's own it lives no longer, nor after a failure: a device's fault may have spoiled all that the
+        process does with it from then on."""
         try:
             self._pipe.send(job)
             if self._pipe.poll(None if until is None else max(0.0, until - time.monotonic())):
                 answer: Answer = self._pipe.recv()
+                if answer.outcome is Outcome.FAILED:
+                    self.end()
                 return answer
         except (EOFError, OSError):
             self.end()

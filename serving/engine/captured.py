@@ -338,13 +338,12 @@ class CapturedSteps:
         # Making a step replayable may run it, and a step moves the state on.
         state = [self._forward.last_tokens, *self._forward.sampler.state()]
         before = [tensor.clone() for tensor in state]
-        recurrent = self._pages.states_written([group.block_table for group in groups])
         try:
-            replay = self._device.graphs.capture(key, step, tuple(batch.views.values()))
+            with self._pages.states_apart([group.block_table for group in groups]):
+                replay = self._device.graphs.capture(key, step, tuple(batch.views.values()))
         finally:
             for tensor, old in zip(state, before):
                 tensor.copy_(old)
-            self._pages.put_back(recurrent)
         captured = self._steps[key] = Captured(replay, plans)
         self._last = key
         if any(key.shared):

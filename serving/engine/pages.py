@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from pagoda.hal.device import Device
@@ -60,17 +61,21 @@ class Pages:
         """Columns of each group's block table for a sequence of `longest` tokens."""
         return tuple(group.table_width(longest) for group in self.groups)
 
-    def states_written(self, tables: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Pages of recurrent state that a step with these block tables writes, and what they hold; None for models without."""
+    @contextmanager
+    def states_apart(self, tables: Sequence[torch.Tensor]) -> Iterator[None]:
+        """While this is open, a step with these block tables writes its recurrent states into page 0 alone, which is then as it was: room for
+        one page is enough, however many requests there are."""
         if self.pool is None or not self.groups or self.groups[-1].kind is not CacheKind.STATE:
-            return None
-        pages = tables[-1][:, tables[-1].shape[1] // 2 :].flatten().long()
-        return pages, self.pool[pages]
-
-    def put_back(self, held: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """Undo what a step did to the states that `states_written` gave."""
-        if held is not None and self.pool is not None:
-            self.pool[held[0]] = held[1]
+            yield
+            return
+        written = tables[-1][:, tables[-1].shape[1] // 2 :]
+        pages, held = written.clone(), self.pool[0].clone()
+        written.zero_()
+        try:
+            yield
+        finally:
+            written.copy_(pages)
+            self.pool[0] = held
 
     def clear(self) -> None:
         """Zero what padding rows and a warm-up read."""

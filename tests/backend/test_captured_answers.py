@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from captured_chip import install
 from lora_folders import make_adapter, modules_of
 from pagoda.hal.comm import Topology
@@ -19,6 +21,7 @@ from pagoda.serving.engine.capture_plan import Job
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.inprocess_client import InProcessClient
 from pagoda.serving.engine.messages import EngineRequest
+from pagoda.serving.engine.pages import Pages
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import StepResult
 from pagoda.serving.engine.runner import Runner
@@ -184,3 +187,27 @@ async def test_answers_are_those_without_captures(device: str, folders: dict[str
     config = EngineConfig(model=str(folders["base"]), device=device, dtype="float32", **(SIZES | settings))
     expected, *_ = await waves(replace(config, graphs="none"), adapter)
     assert await waves(config, adapter) == [expected] * 3
+
+
+async def test_captures_of_recurrent_steps_write_no_request_s_state(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do they keep a copy of all requests' states, for which there may be no room: only page 0 is written, and put back."""
+    sizes = {"head_dim": 16, "num_heads": 4, "expand": 2, "n_groups": 1, "state_size": 16, "num_hidden_layers": 2}
+    make(tmp_path, "Mamba2", **sizes)
+    config = EngineConfig(model=str(tmp_path), device=device, dtype="float32", **SIZES)
+    apart, kept = Pages.states_apart, list[bool]()
+
+    @contextmanager
+    def watched(pages: Pages, tables: Any) -> Iterator[None]:
+        assert pages.pool is not None
+        pages.pool[0] = 3
+        before = pages.pool.clone(), tables[-1].clone()
+        with apart(pages, tables):
+            yield
+        kept.append(torch.equal(pages.pool, before[0]) and torch.equal(tables[-1], before[1]))
+        pages.pool[0].zero_()
+
+    monkeypatch.setattr(Pages, "states_apart", watched)
+    expected, *_ = await waves(replace(config, graphs="none"), None)
+    assert kept == []
+    assert await waves(config, None) == [expected] * 3
+    assert kept and all(kept)

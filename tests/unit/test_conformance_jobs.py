@@ -17,6 +17,7 @@ from pagoda.serving.conformance.levels import all_checks
 from pagoda.serving.conformance.report import Outcome, Report
 from pagoda.serving.conformance.results import _dearest_first
 from pagoda.serving.conformance.runner import run_levels
+from pagoda.serving.conformance.workers import Job, shared
 
 SOME = ("rms_norm", "top_logprobs")
 BRITTLE = """
@@ -26,7 +27,7 @@ from pagoda.backends.cpu.backend import CpuBackend
 from pagoda.hal.info import Feature
 from pagoda.hal.kernel import Kernel, Needs
 from pagoda.ops.activation import ActivationReference
-from pagoda.ops.norm import RmsNormReference
+from pagoda.ops.norm import LayerNormReference, RmsNormReference
 COMPILED = Needs(features=frozenset({Feature.TRITON}))
 class Brittle(CpuBackend):
     name = "brittle"
@@ -41,11 +42,23 @@ class Brittle(CpuBackend):
         return (
             Kernel("rms_norm", "ends", "brittle:Ends"),
             Kernel("activation", "hangs", "brittle:Hangs"),
+            Kernel("rms_norm", "spoils", "brittle:Spoils"),
+            Kernel("layer_norm", "fragile", "brittle:Fragile"),
             Kernel("gemm_fp8", "compiled", "pagoda.ops.linear_fp8:GemmFp8Reference", COMPILED),
         )
 class Ends(RmsNormReference):
     def run(self, packed, x):
         os._exit(3)
+class Spoils(RmsNormReference):
+    def run(self, packed, x):
+        Fragile.spoiled = True
+        raise RuntimeError("an illegal memory access")
+class Fragile(LayerNormReference):
+    spoiled = False
+    def run(self, packed, x):
+        if self.spoiled:
+            raise RuntimeError("an illegal memory access")
+        return super().run(packed, x)
 class Hangs(ActivationReference):
     def run(self, x):
         time.sleep(600)
@@ -71,10 +84,17 @@ def test_two_processes_find_what_one_finds() -> None:
 
 
 def test_a_process_that_ends_fails_its_own_check_alone(brittle: str) -> None:
-    report = run_levels(brittle, (1,), only=("rms_norm", "layer_norm=reference"), jobs=2)
+    report = run_levels(brittle, (1,), only=("rms_norm=ends", "rms_norm=reference", "layer_norm=reference", "layer_norm=fragile"), jobs=2)
     found = {result.name: result for result in report.results}
     assert found["rms_norm=ends"].outcome is Outcome.FAILED and "exit code 3" in found["rms_norm=ends"].detail
     assert len(found) >= 4 and all(one.outcome is Outcome.PASSED for name, one in found.items() if name != "rms_norm=ends")
+
+
+def test_what_fails_takes_its_process_along_and_nothing_else(brittle: str) -> None:
+    """After a fault of a device all else fails in the process that it came in."""
+    jobs = [Job(1, "rms_norm=spoils", 0), Job(1, "layer_norm=fragile", 0)]
+    found = {job.name: answer.outcome for job, answer in shared(brittle, jobs, 1)}
+    assert found == {"rms_norm=spoils": Outcome.FAILED, "layer_norm=fragile": Outcome.PASSED}
 
 
 def test_what_does_not_end_in_time_is_not_shown(brittle: str) -> None:
