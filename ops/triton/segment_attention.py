@@ -7,6 +7,7 @@ so many tokens can need. Heads whose size is no power of two are two pieces, if 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
@@ -16,6 +17,11 @@ from pagoda.ops.triton.paged_attention import BESIDE, suited
 from pagoda.ops.triton.paged_kernels import LOG2E, find_request
 from pagoda.ops.triton.tiles import Tile, float32_tile
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+ALIGNED = 16
+"""Steps between heads and tokens that are no multiple of it are not loaded as whole vectors: q, k and v are copied into wider heads then.
+Triton 3.6 gives wrong results for them where its loads run ahead of products on Hopper's matrix units (heads of 72, 16-bit numbers)."""
 
 
 @triton.jit
@@ -70,10 +76,11 @@ def _walk(acc, more, total, top, q_main, q_more, k, v, bias, row, low, high, end
 
 @triton.jit(do_not_specialize=["segments", "blocks", "tokens", "far"], do_not_specialize_on_alignment=["starts"])
 def attend_segments(q, k, v, out, starts, biases, scale, segments, blocks, tokens, far, q_t, q_h, k_t, k_h, v_t, v_h,
-                    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, MAIN: tl.constexpr, MORE: tl.constexpr,
+                    HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, MAIN: tl.constexpr, MORE: tl.constexpr,
                     BLOCK_MORE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr,
                     STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """Blocks × heads. What lies past the last segment is one more, whose tokens become 0."""
+    """Blocks × heads, of D numbers in q, k and v and of WIDTH in the result. What lies past the last segment is one more, whose tokens become
+    0."""
     if EARLY:
         gdc_launch_dependents()
     block, head = tl.program_id(0), tl.program_id(1)
@@ -88,7 +95,7 @@ def attend_segments(q, k, v, out, starts, biases, scale, segments, blocks, token
     row = begin + tl.arange(0, BLOCK_M)
     valid, token = row < length, (start + row).to(tl.int64)
     d, d_more = tl.arange(0, MAIN), MAIN + tl.arange(0, BLOCK_MORE)
-    target = out + (token * HEADS + head)[:, None] * D
+    target = out + (token * HEADS + head)[:, None] * WIDTH
     acc = tl.zeros([BLOCK_M, MAIN], tl.float32)
     more = tl.zeros([BLOCK_M, BLOCK_MORE], tl.float32)
     if segment < segments:
@@ -112,9 +119,9 @@ def attend_segments(q, k, v, out, starts, biases, scale, segments, blocks, token
                                       k_t, v_t, D, MAIN, MORE, BLOCK_MORE, TILE, WINDOW, BIAS, False, STAGES)  # fmt: skip
         total = tl.where(total == 0.0, 1.0, total)[:, None]
         acc, more = acc / total, more / total
-    tl.store(target + d[None, :], acc.to(out.dtype.element_ty), mask=valid[:, None] & (d < D)[None, :])
+    tl.store(target + d[None, :], acc.to(out.dtype.element_ty), mask=valid[:, None] & (d < WIDTH)[None, :])
     if MORE:
-        tl.store(target + d_more[None, :], more.to(out.dtype.element_ty), mask=valid[:, None] & (d_more < D)[None, :])
+        tl.store(target + d_more[None, :], more.to(out.dtype.element_ty), mask=valid[:, None] & (d_more < WIDTH)[None, :])
 
 
 def pieces(dim: int) -> tuple[int, int]:
@@ -145,12 +152,17 @@ class SegmentAttention(PlainKernel):
             return out
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         main, more = pieces(facts.head_dim)
+        dim = facts.head_dim
+        if any(step % ALIGNED for x in (q, k, v) for step in x.stride()[:2]):
+            dim = main + more
+            q, k, v = (F.pad(x, (0, dim - facts.head_dim)) for x in (q, k, v))
         tile = self._tile(triton.cdiv(tokens, max(count, 1)), main + more, q)
         blocks = tokens // tile.rows + count + 1
         attend_segments[(blocks, facts.num_heads)](
             q, k, v, out, segments.start, out if bias is None else bias.contiguous(), facts.scale, count, blocks, tokens,
             0 if bias is None else bias.shape[1] // 2, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-            HEADS=facts.num_heads, GROUP=facts.num_heads // facts.num_kv_heads, D=facts.head_dim, MAIN=main, MORE=more > 0,
+            HEADS=facts.num_heads, GROUP=facts.num_heads // facts.num_kv_heads, WIDTH=facts.head_dim, D=dim, MAIN=main,
+            MORE=more > 0,
             BLOCK_MORE=more or 16, BLOCK_M=tile.rows, TILE=tile.keys, WINDOW=-1 if facts.window is None else facts.window,
             BIAS=bias is not None, STAGES=tile.stages, num_warps=tile.warps, num_stages=tile.stages, **early(q.device),
         )  # fmt: skip

@@ -63,8 +63,8 @@ class Pages:
 
     @contextmanager
     def states_apart(self, tables: Sequence[torch.Tensor]) -> Iterator[None]:
-        """While this is open, a step with these block tables writes its recurrent states into page 0 alone, which is then as it was: room for
-        one page is enough, however many requests there are."""
+        """While this is open, a step with these block tables writes its recurrent states into page 0 alone, which is then as it was: there
+        need be room for one page more, however many requests there are."""
         if self.pool is None or not self.groups or self.groups[-1].kind is not CacheKind.STATE:
             yield
             return

@@ -37,6 +37,7 @@ class Brittle(CpuBackend):
     def open(self, index=0):
         device = super().open(index)
         device.info = self.describe()
+        device.synchronize = Fragile.faults
         return device
     def kernels(self):
         return (
@@ -55,9 +56,12 @@ class Spoils(RmsNormReference):
         raise RuntimeError("an illegal memory access")
 class Fragile(LayerNormReference):
     spoiled = False
-    def run(self, packed, x):
-        if self.spoiled:
+    @classmethod
+    def faults(cls):
+        if cls.spoiled:
             raise RuntimeError("an illegal memory access")
+    def run(self, packed, x):
+        self.faults()
         return super().run(packed, x)
 class Hangs(ActivationReference):
     def run(self, x):
