@@ -73,6 +73,7 @@ def _attention(dtype: str) -> Iterator[Case]:
         float8, grouped, special = float8[1:2], [], []
     for facts in [*plain, *float8, *grouped, replace(base, head_dim=192), *special]:
         yield _step(facts, "decodes of 64", [1] * 64, 4096)
+        yield _step(facts, "decodes of 8", [1] * 8, 8192)
         yield _step(facts, "prompts", [4096, 300, *[20] * 6], 8192)
         if facts in plain or facts in float8:
             yield _step(facts, "decode of 1", [1], 8192)

@@ -199,19 +199,25 @@ def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
         yield attention_case(gen, facts, f"lengths known, {extra}", sorted_, known=True, padding=2, rows=1)
     yield attention_case(gen, base, "lengths known, prompts only", [(7, 7), (5, 33), (130, 140)], known=True)
     yield attention_case(gen, facts_of(dtype, (4, 2), 128, 64), "pages of 64", [(150, 200), (3, 130), (1, 128), (1, 129)], known=True)
-    for case in (attention_case(gen, base, "replayed", sorted_, known=True, padding=3, rows=2), _shared_case(gen, dtype)):
+    replayed = attention_case(gen, base, "replayed", sorted_, known=True, padding=3, rows=2)
+    for case in (replayed, _shared_case(gen, dtype, 1100), _shared_case(gen, dtype, 600)):
         yield replace(case, args=(*case.args[:3], replace(case.args[3], replayed=True), *case.args[4:]))
     yield attention_case(gen, base, "many decodes", [(1, 3 * n + 1) for n in range(20)])
+    # Splits of many keys, of few and of none; so many that nobody merges them in passing; heads that are no power of two.
+    several = [(1, 900), (1, 1), (1, 64), (1, 65), (1, 400)]
+    for extra in ({}, {"sinks": True, "window": 300}, {"num_heads": 6}):
+        yield attention_case(gen, facts_of(dtype, **extra), f"decodes of all lengths, {extra}", several)  # type: ignore[arg-type]
+    yield attention_case(gen, base, "a long decode", [(1, 2200)])
     yield attention_case(gen, base, "large logits", mixed, scale=6.0)
     case = attention_case(gen, base, "strided q", mixed)
     yield replace(case, args=(strided(case.args[0]), *case.args[1:]))
     yield from _variants(gen, dtype, mixed)
 
 
-def _shared_case(gen: torch.Generator, dtype: str) -> Case:
-    """Decodes of which all but one begin with the pages of the second."""
+def _shared_case(gen: torch.Generator, dtype: str, longest: int) -> Case:
+    """Decodes of which all but the first and the last, of `longest` keys, begin with the pages of the second."""
     facts = facts_of(dtype, (4, 2), 32, 32, sinks=True)
-    case = attention_case(gen, facts, "shared beginning", [(1, 40), *((1, 513 + 7 * n) for n in range(5)), (1, 1100)])
+    case = attention_case(gen, facts, "shared beginning", [(1, 40), *((1, 513 + 7 * n) for n in range(5)), (1, longest)])
     batch = case.args[3]
     shared = torch.tensor([1, 0, 512, 512, 512, 512, 512, 0], dtype=torch.int32)
     batch.block_table[2:6, : 512 // 32] = batch.block_table[1, : 512 // 32]

@@ -28,6 +28,11 @@ KEYS = 64
 """Fewest keys of a split."""
 SLOTS = 128
 """Partial results of a row, at most."""
+JOINED, TOGETHER = 32, 1024
+"""Partial results of a row, and numbers of a group's result, up to which the last program of a group merges them: beyond, programs of a
+kernel of their own, one a head, read them sooner."""
+READ = 4096
+"""Numbers that such a program reads at a time."""
 BESIDE = 8192
 """Bytes of shared memory that decodes need for other things than keys and values."""
 WAVE = 128
@@ -41,6 +46,8 @@ class Part(NamedTuple):
         batch: the requests; its query tokens are `tokens` of the step's.
         tile: how it is cut. splits: of the keys, a power of two. shared: of the keys that decodes share, read once; 0 for none.
         single: takes the requests of one query token, and leaves the others alone. fewest: leaves alone those of fewer tokens.
+        arrived: zeros, one for each request and KV head, with which the last of a group's programs is found, that merges the splits;
+            None: a kernel of its own merges them.
     """
 
     batch: PagedBatch
@@ -50,6 +57,7 @@ class Part(NamedTuple):
     shared: int
     single: bool
     fewest: int
+    arrived: torch.Tensor | None = None
 
 
 class AttentionPlan(NamedTuple):
@@ -97,6 +105,7 @@ class PagedAttention(PlainKernel):
         self.block_dv = max(triton.next_power_of_2(facts.v_dim), 16)
         self.half = facts.kv_dtype == "float8_e4m3fn" and facts.dtype != "float32"
         self._descriptors: dict[tuple[object, ...], TensorDescriptor] = {}
+        self._zeros: dict[tuple[torch.device, int], torch.Tensor] = {}
 
     def plan(self, batch: PagedBatch, buffers: Any | None = None, after: int = 0) -> AttentionPlan:
         """Decodes behind prompts get a launch of their own. `after`: tokens before the batch's, which are no concern here."""
@@ -129,7 +138,18 @@ class PagedAttention(PlainKernel):
         stages = fitting_stages(device, min(chosen.stages, most_stages(device)), chosen.keys * dim * nbytes, BESIDE)
         chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(self.group)), stages=stages)
         shared = self._shared(batch) if single else 0
-        return Part(batch, tokens, chosen, splits or (self._splits(batch) if single else 1), shared, single, fewest)
+        splits = splits or (self._splits(batch) if single else 1)
+        joined = single and 1 < shared + splits <= JOINED and self.group * self.block_dv <= TOGETHER
+        return Part(batch, tokens, chosen, splits, shared, single, fewest, self.arrived(batch) if joined else None)
+
+    def arrived(self, batch: PagedBatch) -> torch.Tensor:
+        """Zeros for a part's programs to count with, which leave zeros: the same for all layers and steps, which run one after the other.
+        Made while a step is planned, not while it is captured."""
+        size = triton.next_power_of_2(max(batch.seq_lens.shape[0] * self.facts.num_kv_heads, PROGRAMS))
+        key = batch.seq_lens.device, size
+        if key not in self._zeros:
+            self._zeros[key] = torch.zeros(size, dtype=torch.int32, device=key[0])
+        return self._zeros[key]
 
     def _splits(self, batch: PagedBatch) -> int:
         """Enough programs for a large device: decode rows × KV heads × splits."""
@@ -178,7 +198,7 @@ class PagedAttention(PlainKernel):
         if part.shared:
             self._attend_shared(part, q, k_pages, v_pages, partial, lse)
         self._attend(part, q, k_pages, v_pages, out, partial, lse, sinks, slopes, bias)
-        if slots > 1:
+        if slots > 1 and part.arrived is None:
             merge[(requests, facts.num_heads)](
                 partial, lse, out, part.batch.query_start, out if sinks is None else sinks, slots, out.stride(0), out.stride(1),
                 HEADS=facts.num_heads, DV=facts.v_dim, BLOCK_DV=self.block_dv, MOST=SLOTS, BLOCK_S=16, SINKS=sinks is not None,
@@ -192,8 +212,9 @@ class PagedAttention(PlainKernel):
         block_q = 1 if part.single else max(tile.rows // self.group, 1)
         blocks = requests if part.single else q.shape[0] // block_q + requests
         described, keys, values = self._pages(k_pages, v_pages, tile)
+        arrived, heads = None if partial is out else part.arrived, triton.next_power_of_2(self.group)
         attend[(blocks, facts.num_kv_heads, part.splits)](
-            q, keys, values, out, partial, lse, batch.query_start, batch.seq_lens, batch.block_table,
+            q, keys, values, out, partial, lse, out if arrived is None else arrived, batch.query_start, batch.seq_lens, batch.block_table,
             batch.seq_lens if batch.shared is None else batch.shared,
             out if sinks is None else sinks, out if slopes is None else slopes, out if bias is None else bias.contiguous(),
             facts.scale, facts.softcap or 0.0, requests, blocks, part.splits, part.shared, part.shared + part.splits,
@@ -204,6 +225,7 @@ class PagedAttention(PlainKernel):
             TILE=tile.keys, PAGE=facts.page_size, D=facts.head_dim, DV=facts.v_dim, BLOCK_D=self.block_d, BLOCK_DV=self.block_dv,
             WINDOW=facts.window or 0, CHUNK=facts.chunk or 0, CAUSAL=facts.causal, SOFTCAP=facts.softcap is not None,
             SINKS=sinks is not None, ALIBI=slopes is not None, BIAS=bias is not None, PARTIAL=part.shared + part.splits > 1,
+            JOIN=arrived is not None, BLOCK_H=heads, BLOCK_S=max(READ // (heads * self.block_dv), 1),
             FEWEST=part.fewest, DESCRIPTOR=described, STAGES=tile.stages, HALF=self.half,
             num_warps=tile.warps, num_stages=tile.stages, **early_of(part),
         )  # fmt: skip

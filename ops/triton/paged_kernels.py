@@ -1,6 +1,7 @@
 """The Triton programs of paged attention: prompts and split decodes, beginnings that decodes share (arXiv:2402.05099), merging of splits.
 
 A program takes a block of query tokens of one request with all the query heads of one KV head, so K and V are read once per group.
+Splits of a decode are merged by the last of them to arrive, in the order of their keys, or by a kernel of its own where they are many.
 Tiles that every row of the block sees whole need no mask, and run in a loop of their own. Where a tile is a page, or a whole part of
 one, K and V come through tensor descriptors, which Hopper and later load without the threads' help.
 """
@@ -175,18 +176,49 @@ def walk(acc, total, top, query, k_pages, v_pages, table, low, stop, begin, high
     return acc, total, top
 
 
+@triton.jit
+def join(part, lse, out, sinks, request, kv_head, slots, filled, o_h, HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_H: tl.constexpr,
+         BLOCK_S: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr, SINKS: tl.constexpr):  # fmt: skip
+    """The first `filled` of the slots of each head of one group, BLOCK_S at a time, as `out`, which is the token's. Other programs wrote
+    them: they are read past this processor's own cache."""
+    h, s, dv = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_DV)
+    head, there = kv_head * GROUP + h, h < GROUP
+    top = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_H], tl.float32)
+    acc = tl.zeros([BLOCK_H, BLOCK_DV], tl.float32)
+    for first in range(0, filled, BLOCK_S):
+        slot = ((request.to(tl.int64) * HEADS + head) * slots + first)[:, None] + s[None, :]
+        inside = there[:, None] & (first + s < filled)[None, :]
+        tops = tl.load(lse + slot * 2, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        totals = tl.load(lse + slot * 2 + 1, mask=inside, other=0.0, cache_modifier=".cg")
+        rows = tl.load(part + slot[:, :, None] * DV + dv[None, None, :], mask=inside[:, :, None] & (dv < DV)[None, None, :], other=0.0,
+                       cache_modifier=".cg")  # fmt: skip
+        new = tl.maximum(top, tl.max(tops, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        weight, shrink = tl.exp2(tops - safe[:, None]), tl.exp2(top - safe)
+        # Slots without a key hold anything.
+        total = total * shrink + tl.sum(tl.where(weight != 0.0, totals * weight, 0.0), 1)
+        rows = tl.where((weight != 0.0)[:, :, None], rows * weight[:, :, None], 0.0)
+        acc = acc * shrink[:, None] + tl.sum(rows, 1)
+        top = new
+    result = divided(acc, total, top, sinks, head, there, SINKS)
+    tl.store(out + head[:, None] * o_h + dv[None, :], result.to(out.dtype.element_ty), mask=there[:, None] & (dv < DV)[None, :])
+
+
 @triton.jit(do_not_specialize=["num_requests", "num_blocks", "table_r", "splits", "offset", "slots"], do_not_specialize_on_alignment=STEP)
-def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, shared, sinks, slopes, biases,
+def attend(q, k_pages, v_pages, out, part, lse, arrived, query_start, seq_lens, table, shared, sinks, slopes, biases,
            scale, softcap, num_requests, num_blocks, splits, offset, slots, distances, q_t, q_h, o_t, o_h,
            kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, table_r,
            HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, SINGLE: tl.constexpr,
            TILE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
            BLOCK_DV: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAUSAL: tl.constexpr,
            SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, PARTIAL: tl.constexpr,
+           JOIN: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_S: tl.constexpr,
            FEWEST: tl.constexpr, DESCRIPTOR: tl.constexpr, STAGES: tl.constexpr, HALF: tl.constexpr,
            EARLY: tl.constexpr):  # fmt: skip
     """Blocks × KV heads × splits. Requests with fewer than FEWEST query tokens are left alone. PARTIAL results lie by request, this
-    launch's in slots `offset` … of `slots`; offset > 0: other slots have the keys that `shared` counts.
+    launch's in slots `offset` … of `slots`; offset > 0: other slots have the keys that `shared` counts. JOIN: the last program of a
+    request and KV head to arrive merges them; `arrived` counts the others, and is 0 again afterwards.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -224,6 +256,10 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
     first_tile = begin // TILE * TILE
     per_split = tl.cdiv(tl.cdiv(last - first_tile, TILE), splits) * TILE
     low = first_tile + split * per_split
+    if JOIN:  # splits that have no keys are not waited for, except the first
+        used = tl.maximum(tl.cdiv(last - first_tile, tl.maximum(per_split, TILE)), 1)
+        if split >= used:
+            return
     high = tl.minimum(low + per_split, last)
     seen_by_all = (lowest + 1 if CAUSAL else seq_len) // TILE * TILE
     from_all = tl.maximum(low, tl.minimum(tl.cdiv(whole, TILE) * TILE, high))
@@ -245,13 +281,24 @@ def attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, sh
                             scale, softcap, bias, distances - 1, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, TILE, PAGE, D, DV, BLOCK_D, BLOCK_DV,
                             WINDOW, CHUNK, CAUSAL, SOFTCAP, ALIBI, BIAS, DESCRIPTOR, False, 1)  # fmt: skip
 
-    if PARTIAL:
-        base = (request.to(tl.int64) * HEADS + head) * slots + offset + split
-        keep(part, lse, base, dv, acc, total, top, valid[:, None] & (dv < DV)[None, :] & (low < high), valid, DV)
-    else:
+    alone = not PARTIAL
+    if JOIN:
+        alone = (used == 1) & (offset == 0)
+    if alone:
         result = divided(acc, total, top, sinks, head, valid, SINKS)
         tl.store(out + token[:, None] * o_t + head[:, None] * o_h + dv[None, :], result.to(out.dtype.element_ty),
                  mask=valid[:, None] & (dv < DV)[None, :])  # fmt: skip
+    else:
+        base = (request.to(tl.int64) * HEADS + head) * slots + offset + split
+        keep(part, lse, base, dv, acc, total, top, valid[:, None] & (dv < DV)[None, :] & (low < high), valid, DV)
+        if JOIN:
+            count = arrived + request * (HEADS // GROUP) + kv_head
+            # All threads' results are written before this one counts; who counts last sees everybody's.
+            tl.debug_barrier()
+            if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == used - 1:
+                tl.store(count, 0)
+                join(part, lse, out + first.to(tl.int64) * o_t, sinks, request, kv_head, slots, offset + used, o_h, HEADS, GROUP, BLOCK_H,
+                     BLOCK_S, DV, BLOCK_DV, SINKS)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "table_r", "splits", "slots"], do_not_specialize_on_alignment=["query_start", "table", "shared"])

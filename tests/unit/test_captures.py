@@ -27,7 +27,7 @@ from pagoda.serving.engine.runner import Runner
 from pagoda.serving.engine.settings import Use
 from plans import GREEDY, Hand
 from tiny import tiny_config
-from toy import ToyModel, dense_greedy, toy_engine, toy_request, toy_runner
+from toy import SIZES, ToyModel, dense_greedy, toy_engine, toy_request, toy_runner
 
 PROMPT, OTHER = [5, 17, 80, 3, 44, 9, 61, 2, 33, 70, 12, 8, 25], [90, 4, 6, 31]
 WARM = SamplingParams(temperature=1.0, seed=11, top_p=0.9, max_tokens=64)
@@ -299,6 +299,52 @@ def test_what_another_rank_could_not_capture_is_forgotten() -> None:
     made.undo_capture()
     assert made._captured.counts == Captures(before, 0) and made.capture_next().job is None
     assert lives(made, GREEDY) == lives(lazy(), GREEDY)
+
+
+async def test_a_load_of_decodes_pays_for_no_capture_once_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that come at once, and as many decodes afterwards: each number of rows as it is captured, and no step as it is."""
+    seen, keys = list[tuple[int, int, Any]](), list[Hashable]()
+    bucket, capture = captured.CapturedSteps.bucket, EagerGraphs.capture
+
+    def noted(self: captured.CapturedSteps, plan: StepPlan, use: int = 0) -> Any:
+        seen.append((plan.num_tokens, plan.num_rows, found := bucket(self, plan, use)))
+        return found
+
+    def counted(self: EagerGraphs, key: Hashable, fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Replay:
+        keys.append(key)
+        return capture(self, key, fn, inputs)
+
+    monkeypatch.setattr(captures, "IDLE_SECONDS", 0.001)
+    monkeypatch.setattr(captured.CapturedSteps, "bucket", noted)
+    monkeypatch.setattr(EagerGraphs, "capture", counted)
+    client = await InProcessClient.start(lambda sink: toy_engine(sink, burst=2, warm=True))
+    try:
+
+        async def load(rows: int, tokens: int) -> None:
+            asked = [toy_request(f"{rows} {tokens} {n}", [n + 2] * 16, tokens, temperature=1.0, seed=n) for n in range(rows)]
+            async with asyncio.TaskGroup() as group:
+                for one in asked:
+                    group.create_task(_all_of(client, one))
+
+        while (await client.stats()).steps_to_capture:
+            await asyncio.sleep(0.01)
+        before = (len(keys), seen.clear())[0]
+        for rows in (3, 5, 16):
+            for tokens in (1, 12):
+                await load(rows, tokens)
+        assert len(keys) == before > 10, "nobody's step was captured meanwhile"
+        decodes = [(rows, found) for tokens, rows, found in seen if tokens == rows]
+        assert {rows for rows, _ in decodes} >= {3, 5, 16} and len(seen) > len(decodes)
+        for rows, found in decodes:
+            assert found is not None and found.rows == min(size for size in SIZES if size >= rows)
+        assert all(found is not None for _, _, found in seen)
+    finally:
+        await client.close()
+
+
+async def _all_of(client: InProcessClient, request: Any) -> None:
+    async for _ in client.generate(request):
+        pass
 
 
 @pytest.mark.parametrize("world", [0, 2])
