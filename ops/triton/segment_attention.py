@@ -18,7 +18,6 @@ from pagoda.ops.triton.paged_kernels import LOG2E, find_request
 from pagoda.ops.triton.tiles import Tile, float32_tile
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
 ALIGNED = 16
 """Steps between heads and tokens that are no multiple of it are not loaded as whole vectors: q, k and v are copied into wider heads then.
 Triton 3.6 gives wrong results for them where its loads run ahead of products on Hopper's matrix units (heads of 72, 16-bit numbers)."""
@@ -79,8 +78,8 @@ def attend_segments(q, k, v, out, starts, biases, scale, segments, blocks, token
                     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, MAIN: tl.constexpr, MORE: tl.constexpr,
                     BLOCK_MORE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr,
                     STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """Blocks × heads, of D numbers in q, k and v and of WIDTH in the result. What lies past the last segment is one more, whose tokens become
-    0."""
+    """Blocks × heads, of D numbers in q, k and v and of WIDTH in the result. What lies past the last segment is one more, whose tokens
+    become 0."""
     if EARLY:
         gdc_launch_dependents()
     block, head = tl.program_id(0), tl.program_id(1)
