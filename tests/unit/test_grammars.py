@@ -18,7 +18,7 @@ from pagoda.serving.frontend.structured import compile_child
 from pagoda.serving.frontend.structured.guidance_backend import GuidanceMatcher
 from pagoda.serving.frontend.structured.maker import GrammarMaker
 from pagoda.serving.frontend.structured.vocabulary import vocabulary_of
-from pagoda.serving.frontend.structured.xgrammar_backend import XMatcher
+from pagoda.serving.frontend.structured.xgrammar_backend import Writing, XMatcher
 from pagoda.serving.frontend.text import Tokenizer
 
 ITEM = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}
@@ -246,8 +246,9 @@ def test_what_must_come_is_written_as_the_tokenizer_does(taken: bool, makers: di
     matcher: Any = makers["xgrammar"](StructuredOutputsParams(json={"const": word}))()
     own = tokenizer.encode(f'"{word}"', add_special_tokens=False)
     if not taken:
-        beginnings = matcher._writing.beginnings
-        matcher._writing = type("Other", (), {"__call__": lambda self, text, last: (0,), "beginnings": staticmethod(beginnings)})()
+        own_writing = matcher._writing
+        others = {"beginnings": staticmethod(own_writing.beginnings), "after": staticmethod(own_writing.after)}
+        matcher._writing = type("Other", (), {"__call__": lambda self, text, last: (0,), **others})()
     alone = []
     for token in own:
         before = allowed(matcher, tokenizer)
@@ -259,3 +260,55 @@ def test_what_must_come_is_written_as_the_tokenizer_does(taken: bool, makers: di
         matcher.accept([token])
         assert allowed(matcher, tokenizer) == ahead
     assert all(alone) == taken
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_must_come_is_the_same_however_one_came_there(seed: int, makers: dict[str, GrammarMaker], tokenizer: Tokenizer) -> None:
+    draw = random.Random(seed)
+    grammar = makers["xgrammar"](StructuredOutputsParams(choice=["in one, two", "in one, three", "é" * 9, str(seed) * 9]))
+    matcher, tokens = grammar(), list[int]()
+    while tokenizer.eos_ids[0] not in (choices := allowed(matcher, tokenizer)):
+        fresh = grammar()
+        fresh.accept(tokens)
+        assert matcher.forced() == fresh.forced() and choices == allowed(fresh, tokenizer)
+        for token in (ahead := matcher.forced()[:2]):
+            assert matcher.advance(token)
+        for _ in ahead:
+            matcher.go_back()
+        token = draw.choice(choices)
+        matcher.accept([token])
+        tokens.append(token)
+    assert len(tokens) > 2
+
+
+class Asked:
+    """Another object's attributes, and how often `name` of it was called."""
+
+    def __init__(self, inner: Any, name: str) -> None:
+        self._inner, self._name, self.times = inner, name, 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.times += name == self._name
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
+def test_a_step_looks_at_little_of_a_long_text_that_must_come(
+    backend: str, makers: dict[str, GrammarMaker], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's loop asks at each step: what a text of many characters is, is found once, and never written as a whole."""
+    written = [0]
+    monkeypatch.setattr(
+        Writing, "_write", lambda own, text, last, write=Writing._write: written.append(len(text)) or write(own, text, last)
+    )
+    matcher: Any = makers[backend](StructuredOutputsParams(regex="[bc]a{50000}"))()
+    asked = matcher._matcher = Asked(matcher._matcher, "find_jump_forward_string" if backend == "xgrammar" else "compute_ff_tokens")
+    matcher.accept(tokenizer.encode("b", add_special_tokens=False))
+    for _ in range(30):
+        ahead = matcher.forced()
+        assert 2 < len(ahead) <= 512 and set(tokenizer.decode(ahead)) == {"a"}
+        assert ahead[0] in allowed(matcher, tokenizer)
+        matcher.accept(ahead[:1])
+        assert matcher.advance(ahead[1])
+        matcher.go_back()
+    assert asked.times == 1 and max(written) <= 512

@@ -14,7 +14,7 @@ from pagoda.serving.engine.grammar import Grammar
 from pagoda.serving.engine.plan import IntArray
 from pagoda.serving.frontend.structured.schema import Schema
 from pagoda.serving.frontend.structured.vocabulary import NO_TEXT, Vocabulary
-from pagoda.serving.frontend.structured.xgrammar_backend import MAX_BLANKS, allow
+from pagoda.serving.frontend.structured.xgrammar_backend import AHEAD, MAX_BLANKS, allow
 
 log = logging.getLogger("pagoda.engine")
 _UNKNOWN = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
@@ -95,7 +95,9 @@ class GuidanceMatcher:
     def __init__(self, begun: Any, stops: list[int]) -> None:
         self._matcher, self._stops = begun.deep_copy(), stops
         self._ended = False
-        self._guessed: list[bool] = []
+        self._forced: tuple[list[int], int] | None = None
+        """Tokens that must come, from a place among them on; None where they are not known yet. Asked for once, as they may be many."""
+        self._guessed: list[tuple[bool, tuple[list[int], int] | None]] = []
 
     def accept(self, tokens: list[int]) -> None:
         for token in tokens:
@@ -103,6 +105,7 @@ class GuidanceMatcher:
                 self._ended = True
                 return
             self._matcher.consume_token(token)
+            self._move(token)
 
     def advance(self, token: int) -> bool:
         stopped = self._ended or self._matcher.is_stopped()
@@ -111,15 +114,28 @@ class GuidanceMatcher:
         else:
             allowed = not stopped and self._matcher.validate_tokens([token]) == 1 and self._matcher.consume_token(token)
         if allowed:
-            self._guessed.append(token not in self._stops)
+            self._guessed.append((token not in self._stops, self._forced))
+            self._move(token)
         return bool(allowed)
 
+    def _move(self, token: int) -> None:
+        if self._forced is not None:
+            tokens, place = self._forced
+            follows = place + 1 < len(tokens) and tokens[place] == token
+            self._forced = (tokens, place + 1) if follows else None
+
     def go_back(self) -> None:
-        if self._guessed.pop():
+        moved, self._forced = self._guessed.pop()
+        if moved:
             self._matcher.rollback(1)
 
     def forced(self) -> list[int]:
-        return [] if self._ended or self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
+        if self._ended or self._matcher.is_stopped():
+            return []
+        if self._forced is None:
+            self._forced = list(self._matcher.compute_ff_tokens()), 0
+        tokens, place = self._forced
+        return tokens[place : place + AHEAD]
 
     def fill(self, row: IntArray) -> None:
         if not self._ended and not self._matcher.is_stopped():

@@ -48,6 +48,10 @@ def load(serialized: str, info: Any, writing: Writing) -> Grammar:
     return partial(XMatcher, import_module("xgrammar").CompiledGrammar.deserialize_json(serialized, info), writing)
 
 
+AHEAD = 512
+"""Characters, or tokens, of what must come next that are looked at: a grammar may leave no choice in a million."""
+CUT = 16
+"""Tokens at the end of so long a text that are left for later."""
 FEW = 64
 """Words of a mask that are not 0 where only beginnings of one text may come."""
 
@@ -60,6 +64,7 @@ class Writing:
         self._special = set(vocabulary.special)
         self._known = lru_cache(4096)(self._write)
         self._words = Counter(vocabulary.texts)
+        self._longest = max(map(len, vocabulary.texts), default=0)
         self.beginnings = lru_cache(4096)(self._beginnings)
 
     def __call__(self, text: str, last: int | None) -> tuple[int, ...]:
@@ -75,8 +80,16 @@ class Writing:
 
     def _beginnings(self, text: str) -> int:
         """Of how many tokens each alone writes the beginning of this text."""
-        written = text.encode()
+        written = text.encode()[: self._longest]
         return sum(self._words[written[:end]] for end in range(1, len(written) + 1))
+
+    def after(self, text: str, place: int, token: int) -> int | None:
+        """Where the text goes on after a token that writes it from `place`; None where it writes something else, or part of a character."""
+        try:
+            written = self._texts[token].decode()
+        except UnicodeDecodeError:
+            return None
+        return place + len(written) if written and text.startswith(written, place) else None
 
 
 def choice_grammar(texts: tuple[str, ...]) -> str:
@@ -93,29 +106,42 @@ class XMatcher:
         self._last: int | None = None
         self._matcher = import_module("xgrammar").GrammarMatcher(compiled)
         self._stops = [int(i) for i in self._matcher.stop_token_ids]
-        self._guessed: list[tuple[bool, int | None]] = []
+        self._forced: tuple[str, int] | None = None
+        """What must come, from a place in it on; None where that is not known yet. Asked for once, as the answer may be long."""
+        self._guessed: list[tuple[bool, int | None, tuple[str, int] | None]] = []
 
     def accept(self, tokens: list[int]) -> None:
         for token in tokens:
             if not self._matcher.is_terminated():
                 self._matcher.accept_token(token)
-                self._last = token
+                self._move(token)
 
     def advance(self, token: int) -> bool:
         ended = self._matcher.is_terminated()
         allowed = token in self._stops if ended else self._matcher.accept_token(token)
         if allowed:
-            self._guessed.append((not ended, self._last))
-            self._last = token
+            self._guessed.append((not ended, self._last, self._forced))
+            self._move(token)
         return bool(allowed)
 
+    def _move(self, token: int) -> None:
+        self._last = token
+        if self._forced is not None:
+            text, place = self._forced
+            place = self._writing.after(text, place, token) or len(text)
+            self._forced = (text, place) if place < len(text) else None
+
     def go_back(self) -> None:
-        moved, self._last = self._guessed.pop()
+        moved, self._last, self._forced = self._guessed.pop()
         if moved:
             self._matcher.rollback(1)
 
     def forced(self) -> list[int]:
-        return [] if self._matcher.is_terminated() else list(self._writing(self._text(), self._last))
+        if self._matcher.is_terminated():
+            return []
+        tokens = self._writing(text := self._text(), self._last)
+        # Where the text was cut the tokenizer may write it otherwise.
+        return list(tokens if len(text) < AHEAD else tokens[:-CUT])
 
     def fill(self, row: IntArray) -> None:
         if self._matcher.is_terminated():
@@ -138,7 +164,13 @@ class XMatcher:
         return tokens[0] if allowed == self._writing.beginnings(text) else None
 
     def _text(self) -> str:
-        """What must come next."""
+        """What must come next, or the beginning of it."""
+        if self._forced is None:
+            self._forced = self._found(), 0
+        text, place = self._forced
+        return text[place : place + AHEAD]
+
+    def _found(self) -> str:
         try:
             return str(self._matcher.find_jump_forward_string())
         except UnicodeDecodeError:  # it begins or ends within a character
