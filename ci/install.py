@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import re
 import subprocess
 import sys
 import tomllib
@@ -25,6 +26,8 @@ TRITON = ("triton==3.6.0", "numpy==2.2.6")
 """In a folder of their own, `triton` in the environment: other tests run without. Its interpreter fails with numpy from 2.4 on."""
 
 TPU = ("torch==2.9.1", "torch-xla==2.9.0")
+TESTS_ON_TPU = ("pytest", "pytest-timeout", "pytest-asyncio", "hypothesis", "transformers")
+"""Of the packages for development: what tests/device/tpu and conformance need, transformers as an oracle among them."""
 
 
 def main() -> None:
@@ -102,11 +105,13 @@ def install_torch(python: Path, index: str | None) -> None:
 def install_for_tpu(python: Path) -> None:
     """What `make test-tpu` needs, unless the environment that it was told of has it."""
     subprocess.run([python, str(ROOT / "ci/link.py"), str(ROOT / ".site")], check=True)
-    if subprocess.run([python, "-c", "import torch_xla, msgspec"], capture_output=True, check=False).returncode == 0:
+    code = "import torch_xla, msgspec, pytest_timeout, pytest_asyncio, transformers"
+    if subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0:
         return
-    print("· torch 2.9.1, torch-xla 2.9.0 and Pagoda's dependencies (7 GB on the disk)", flush=True)
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    pip(python, *TPU, *needed)
+    print("· torch 2.9.1, torch-xla 2.9.0, Pagoda's dependencies and what tests need (7 GB on the disk)", flush=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tests = [one for one in project["optional-dependencies"]["dev"] if re.split("[<>=]", one)[0] in TESTS_ON_TPU]
+    pip(python, *TPU, *project["dependencies"], *tests)
 
 
 def report_native(python: Path) -> None:

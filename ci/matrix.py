@@ -1,6 +1,6 @@
 """Who is held to the contract: `python ci/matrix.py` lists the rows, with a NAME it prints that row's commands for a shell.
 
-`--workflow` writes .github/workflows/conformance.yaml from the rows, a job for each that has devices; `--check` says whether it is current.
+`--workflow` writes .github/workflows/conformance.yaml from the rows, a job for each of their devices; `--check` says whether it is current.
 """
 
 from __future__ import annotations
@@ -37,8 +37,14 @@ def commands(row: dict[str, Any]) -> list[str]:
 
 
 def workflow() -> str:
-    """The workflow's text: one job a row, on that row's runner and image; the reports are kept."""
-    jobs = {name: _job(row) for name, row in rows().items() if row["devices"]}
+    """The workflow's text: one job a device, on its row's runner and image, one more where a row has a simulation; the reports are kept."""
+    jobs: dict[str, Any] = {}
+    for name, row in rows().items():
+        for device in row["devices"]:
+            jobs[device] = _job(row, commands({**row, "devices": [device]}), device)
+        if "simulated" in row:
+            here = {"runner": ["linux", "x64"], "image": "none"}
+            jobs[f"{name}-simulated"] = _job(here, row["simulated"], f"{name}-simulated", 180)
     head = "# Made by `python ci/matrix.py --workflow` from ci/matrix.yaml; do not edit.\n"
     return head + yaml.dump(
         {"name": "conformance", "on": {"workflow_dispatch": None, "schedule": [{"cron": "17 3 * * *"}]}, "jobs": jobs},
@@ -48,16 +54,16 @@ def workflow() -> str:
     )
 
 
-def _job(row: dict[str, Any]) -> dict[str, Any]:
+def _job(row: dict[str, Any], run: list[str], name: str, minutes: int = 90) -> dict[str, Any]:
     hosted = "self-hosted" not in row["runner"]
     place = {"runs-on": "ubuntu-latest" if hosted else row["runner"]} | ({} if row["image"] == "none" else {"container": row["image"]})
-    path = "set -eu\nPATH=$PWD/.venv/bin:$PATH" if "make install" in row["install"] else "set -eu"
+    path = "set -eu\nPATH=$PWD/.venv/bin:$PATH" if "make install" in run else "set -eu"
     steps: list[dict[str, Any]] = [
         {"uses": "actions/checkout@v4"},
-        {"run": "\n".join([path, *commands(row)]) + "\n"},
-        {"uses": "actions/upload-artifact@v4", "if": "always()", "with": {"name": "-".join(row["devices"]), "path": "*.md\n*.xml\n"}},
+        {"run": "\n".join([path, *run]) + "\n"},
+        {"uses": "actions/upload-artifact@v4", "if": "always()", "with": {"name": name, "path": "*.md\n*.xml\n"}},
     ]
-    return {**place, "timeout-minutes": 90, "steps": steps}
+    return {**place, "timeout-minutes": minutes, "steps": steps}
 
 
 def main(arguments: list[str]) -> int:
