@@ -23,8 +23,8 @@ LLAMA_70B: dict[str, Any] = COMMON | {
 }  # fmt: skip
 MIXTRAL: dict[str, Any] = COMMON | {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 32000, "max_position_embeddings": 32768,
-    "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 32000,
+    "max_position_embeddings": 32768, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
 }  # fmt: skip
 
 WHOLE = {"llama": 70_553_706_496, "mixtral": 46_702_792_704}

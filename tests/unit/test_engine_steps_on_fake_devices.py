@@ -1,4 +1,4 @@
-"""The engine's whole step on absent devices, with torch's fake tensors: token ids to samples, whatever requests ask; nothing leaves the device.
+"""The engine's whole step on absent devices, with torch's fake tensors: from token ids to samples nothing leaves the device.
 
 Steps come from a real engine on the reference device: what was packed for it, as tensors without bytes of the absent one.
 """

@@ -1,4 +1,4 @@
-"""What the pages of docs/vendor tell to type: plans run, devices that are absent say so in a sentence, make's targets and files are there."""
+"""What the pages of docs/vendor tell to type: plans run, absent devices say so in a sentence, make's targets and files are there."""
 
 from __future__ import annotations
 
