@@ -235,6 +235,14 @@ class LLM(PoolingCalls):
         """All that sleeps, or what `tags` say; the weights not after the KV cache."""
         self._call("wake", kinds=[tag.removesuffix("_cache") for tag in tags] if tags else None)
 
+    def start_profile(self) -> None:
+        """Trace steps from now on; the folder is `profiler_config`'s."""
+        self._call("start_profile")
+
+    def stop_profile(self) -> list[str]:
+        """End a trace; returns its files, a rank each."""
+        return list(self._call("stop_profile"))
+
     @property
     def tokenizer(self) -> Tokenizer:
         return self._session.processor.text.tokenizer

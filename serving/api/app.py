@@ -25,6 +25,7 @@ from pagoda.serving.api.operations import Operations
 from pagoda.serving.api.overload import OverloadMiddleware
 from pagoda.serving.api.pooling.scores import Scores
 from pagoda.serving.api.pooling.vectors import Vectors
+from pagoda.serving.api.profiling import Profiling
 from pagoda.serving.api.refusal import Refusal
 from pagoda.serving.api.scale_out import ScaleOut
 from pagoda.serving.api.service import Service
@@ -54,6 +55,7 @@ def build_app(service: Service, settings: dict[str, Any] | None = None) -> Starl
             *_scale_out_routes(ScaleOut(service, bodies), Aborts(service, bodies)),
             *_audio_routes(service),
             *_sleep_routes(Sleeping(service)),
+            *_profile_routes(Profiling(service)),
             *_operations_routes(Operations(service, pagoda.__version__, settings or {}), docs=not service.config.disable_fastapi_docs),
         ],
         middleware=[*_middleware(service), Middleware(DirectMiddleware, endpoints=busiest, refused=_refused)],
@@ -80,6 +82,7 @@ def _responses_routes(responses: Responses) -> list[Route]:
     return [
         Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/v1/responses/render", responses.render, methods=["POST"]),
+        Route("/v1/responses/input_tokens", responses.count, methods=["POST"]),
         Route(one, responses.get),
         Route(one, responses.delete, methods=["DELETE"]),
         Route(one + "/cancel", responses.cancel, methods=["POST"]),
@@ -147,6 +150,13 @@ def _sleep_routes(sleeping: Sleeping) -> list[Route]:
         Route("/sleep", sleeping.sleep, methods=["POST"]),
         Route("/wake_up", sleeping.wake_up, methods=["POST"]),
         Route("/is_sleeping", sleeping.is_sleeping),
+    ]
+
+
+def _profile_routes(profiling: Profiling) -> list[Route]:
+    return [
+        Route("/start_profile", profiling.start, methods=["POST"]),
+        Route("/stop_profile", profiling.stop, methods=["POST"]),
     ]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pagoda.hal.errors import PagodaError
-from pagoda.serving.engine.messages import EngineRequest
+from pagoda.serving.engine.messages import EngineRequest, TokenLogprobs
 from pagoda.serving.frontend.parsers.answers import AnswerFormat
 from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Content, Context, Event, Reasoning
 
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Block:
-    """One block so far. `name` and `call_id` are those of a tool call, whose text is its arguments as JSON."""
+    """One block so far. `name` and `call_id` are those of a tool call, whose text is its arguments as JSON. `logprobs`: of a text's tokens,
+    in the protocol's form, where they were asked for."""
 
     kind: Literal["reasoning", "text", "call"]
     index: int
     name: str = ""
     call_id: str = ""
     ended: bool = False
+    logprobs: list[Any] = field(default_factory=list)
     _pieces: list[str] = field(default_factory=list)
 
     def add(self, text: str) -> None:
@@ -43,10 +45,11 @@ class Opened(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """A block gains text."""
+    """A block gains text, and what is known of its tokens."""
 
     block: Block
     text: str
+    logprobs: Sequence[Any] = ()
 
 
 class Closed(NamedTuple):
@@ -146,8 +149,12 @@ class BlockReader:
 class Answering:
     """One request of one sequence on its way: its blocks, its tokens, and its end once there is one."""
 
-    def __init__(self, service: Service, request: EngineRequest, reader: BlockReader) -> None:
-        self._service, self._request, self._reader = service, request, reader
+    def __init__(
+        self, service: Service, request: EngineRequest, reader: BlockReader, logprobs: Callable[[Sequence[TokenLogprobs]], list[Any]] = list
+    ) -> None:
+        """`logprobs`: puts those of a text into the protocol's form."""
+        self._service, self._request, self._reader, self._logprobs = service, request, reader, logprobs
+        self._unsaid: list[TokenLogprobs] = []
         self.count = Count(len(request.prompt))
         self.ending: Ending | None = None
 
@@ -186,8 +193,26 @@ class Answering:
             reason = delta.finish_reason
             if reason == "abort":
                 raise self._service.ended_early()
-            changes += self._reader.feed(delta.text, len(delta.token_ids), reason is not None, self.count)
+            new = self._reader.feed(delta.text, len(delta.token_ids), reason is not None, self.count)
+            ends = self._request.eos_ids if reason == "stop" else ()  # which are no text
+            entries = [entry for entry in delta.logprobs or () if entry.token_id not in ends]
+            changes += self._with_logprobs(new, entries) if entries else new
             if reason is not None:
                 stop = delta.stop_reason if isinstance(delta.stop_reason, str) else None
                 self.ending = Ending("tool_calls" if reason == "stop" and self._reader.called else reason, stop)
         return changes
+
+    def _with_logprobs(self, changes: list[Change], entries: Sequence[TokenLogprobs]) -> list[Change]:
+        """Tokens belong to the text that grows with them, or next, where they are a part of a character; those of thoughts and calls to
+        none."""
+        self._unsaid += entries
+        place = next((i for i, one in enumerate(changes) if isinstance(one, Grown) and one.block.kind == "text"), None)
+        if changes and place is None:
+            self._unsaid.clear()
+        if place is None:
+            return changes
+        grown, told = changes[place], self._logprobs(self._unsaid)
+        assert isinstance(grown, Grown)
+        self._unsaid.clear()
+        grown.block.logprobs += told
+        return [*changes[:place], grown._replace(logprobs=told), *changes[place + 1 :]]

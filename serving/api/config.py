@@ -135,6 +135,10 @@ class ServerConfig:
         "info"
     )
 
+    log_format: Annotated[
+        Literal["text", "json"], Flag("Lines for people, or a JSON object a line, with the id of the request that it is about.")
+    ] = "text"
+
     def __post_init__(self) -> None:
         for name in (
             "served_model_name",

@@ -13,6 +13,7 @@ from typing import Protocol
 from pagoda.hal.errors import RequestError
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.key_limits import KeyLimits
+from pagoda.serving.api.openai.responses_log import Told
 from pagoda.serving.api.openai.responses_replies import ResponseRecord
 from pagoda.serving.api.openai.responses_store import ResponseStore, Stored
 
@@ -47,6 +48,12 @@ class Desk(Protocol):
 
     async def renew(self, stored: Stored) -> None:
         """What has become of one, unless it was deleted meanwhile."""
+
+    def tell(self, response_id: str, events: list[bytes], ended: bool) -> None:
+        """Further events of one that streams in the background."""
+
+    async def follow(self, owner: str, response_id: str, place: int) -> Told:
+        """Its events from this place on, once there are some. Raises as `find`, and `RequestError` where none are kept."""
 
     async def forget(self, owner: str, response_id: str) -> Stored:
         """Delete one, and end it where it runs. Raises as `find`."""
@@ -115,6 +122,17 @@ class SharedDesk:
         self._store.refresh(stored)
         if not stored.running:
             self._end(stored.record.id)
+
+    def tell(self, response_id: str, events: list[bytes], ended: bool) -> None:
+        if (log := self._store.log(response_id)) is not None:
+            log.add(events, ended)
+
+    async def follow(self, owner: str, response_id: str, place: int) -> Told:
+        self._store.get(owner, response_id)
+        log = self._store.log(response_id)
+        if log is None:
+            raise RequestError("only what was made with stream=true and background=true can be streamed again", param="stream")
+        return await log.read(place)
 
     def forget(self, owner: str, response_id: str) -> Stored:
         stored = self._store.get(owner, response_id)
@@ -204,6 +222,12 @@ class LocalDesk:
 
     async def renew(self, stored: Stored) -> None:
         self._shared.renew(self._row, stored)
+
+    def tell(self, response_id: str, events: list[bytes], ended: bool) -> None:
+        self._shared.tell(response_id, events, ended)
+
+    async def follow(self, owner: str, response_id: str, place: int) -> Told:
+        return await self._shared.follow(owner, response_id, place)
 
     async def forget(self, owner: str, response_id: str) -> Stored:
         return self._shared.forget(owner, response_id)

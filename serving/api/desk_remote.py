@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pagoda.hal.errors import EngineDeadError, PagodaError
 from pagoda.serving.api.desk import LocalDesk, Names
+from pagoda.serving.api.openai.responses_log import Told
 from pagoda.serving.api.openai.responses_replies import ResponseRecord
 from pagoda.serving.api.openai.responses_store import Stored
 
@@ -82,6 +83,12 @@ class RemoteDesk:
 
     async def renew(self, stored: Stored) -> None:
         await self._ask("renew", stored)
+
+    def tell(self, response_id: str, events: list[bytes], ended: bool) -> None:
+        self._send(Asked(None, "tell", (response_id, events, ended)))
+
+    async def follow(self, owner: str, response_id: str, place: int) -> Told:
+        return await self._ask("follow", owner, response_id, place)
 
     async def forget(self, owner: str, response_id: str) -> Stored:
         return await self._ask("forget", owner, response_id)

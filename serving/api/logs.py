@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 from pagoda.serving.api.config import ServerConfig
+from pagoda.serving.engine.logs import LogSettings, set_up
 
 
 def set_up_logging(config: ServerConfig) -> None:
-    """One line a message on standard error, for us and for the HTTP library."""
-    logging.basicConfig(
-        level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
+    """A line a message on standard error, for us and for the HTTP library."""
+    set_up(LogSettings(logging.getLevelNamesMapping()[config.log_level.upper()], config.log_format))
     if config.log_level != "debug":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it tells every start and stop

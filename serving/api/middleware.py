@@ -11,6 +11,7 @@ from pagoda.serving.api.keys import CLIENT, KeyRing, missing_key
 from pagoda.serving.api.live_names import hex_tokens
 from pagoda.serving.api.refusal import Refusal
 from pagoda.serving.api.tracing_of import Tracing
+from pagoda.serving.engine.logs import REQUEST
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 OPEN_PATHS = frozenset({"/", "/health", "/live", "/ready", "/ping", "/version", "/metrics", "/load", "/stats", "/favicon.ico"})
@@ -36,7 +37,8 @@ class RequestIdMiddleware:
             return await self._app(scope, receive, send)
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = given if given and _ID.fullmatch(given) else next(self._fresh).encode()
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        scope.setdefault("state", {})["request_id"] = name = request_id.decode()
+        REQUEST.set(name)  # a request is a task of its own
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -8,13 +8,13 @@ import msgspec
 from pagoda.serving.api.aborts import Aborted, AbortRequest
 from pagoda.serving.api.adapters import LoadRequest, UnloadRequest
 from pagoda.serving.api.anthropic.protocol import CountRequest, MessagesRequest
-from pagoda.serving.api.anthropic.replies import Message, TokenCount
+from pagoda.serving.api.anthropic.replies import Message, ModelInfo, ModelPage, TokenCount
 from pagoda.serving.api.audio.form import AudioRequest
 from pagoda.serving.api.audio.replies import Transcription, VerboseTranscription
 from pagoda.serving.api.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from pagoda.serving.api.openai.replies import ChatCompletion, Completion, ModelEntry, ModelList, TokenizeReply
 from pagoda.serving.api.openai.responses_protocol import ResponseRequest
-from pagoda.serving.api.openai.responses_replies import Deleted, ItemList, ResponseRecord
+from pagoda.serving.api.openai.responses_replies import Deleted, InputTokens, ItemList, ResponseRecord
 from pagoda.serving.api.pooling.protocol import (
     ClassifyReply,
     ClassifyRequest,
@@ -27,6 +27,7 @@ from pagoda.serving.api.pooling.protocol import (
     ScoreReply,
     ScoreRequest,
 )
+from pagoda.serving.api.profiling import Traces
 from pagoda.serving.api.scale_out import GenerateRequest, Reply
 
 JSON, TEXT, FORM, EVENTS = "application/json", "text/plain", "multipart/form-data", "text/event-stream"
@@ -70,14 +71,17 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("/v1/completions", "POST", "Go on from a text", CompletionRequest, Completion, streams=True),
     Operation("/v1/chat/completions", "POST", "Answer a chat", ChatRequest, ChatCompletion, streams=True),
     Operation("/v1/responses", "POST", "Make a response", ResponseRequest, ResponseRecord, streams=True),
-    Operation(_ONE, "GET", "Look a response up", gives=ResponseRecord, query=("stream",)),
+    Operation("/v1/responses/input_tokens", "POST", "Count the tokens of a response's input", ResponseRequest, InputTokens),
+    Operation(
+        _ONE, "GET", "Look a response up, or follow its events", gives=ResponseRecord, streams=True, query=("stream", "starting_after")
+    ),
     Operation(_ONE, "DELETE", "Forget a response", gives=Deleted),
     Operation(_ONE + "/cancel", "POST", "Cancel a response in the background", gives=ResponseRecord),
     Operation(_ONE + "/input_items", "GET", "List what a response was given", gives=ItemList, query=("order", "after", "limit")),
     Operation("/v1/messages", "POST", "Answer in Anthropic's protocol", MessagesRequest, Message, streams=True),
     Operation("/v1/messages/count_tokens", "POST", "Count a prompt's tokens", CountRequest, TokenCount),
-    Operation("/v1/models", "GET", "List names and adapters", gives=ModelList),
-    Operation("/v1/models/{name}", "GET", "Look a name up", gives=ModelEntry),
+    Operation("/v1/models", "GET", "List names and adapters", gives=(ModelList, ModelPage)),
+    Operation("/v1/models/{name}", "GET", "Look a name up", gives=(ModelEntry, ModelInfo)),
     Operation("/v1/load_lora_adapter", "POST", "Load an adapter", LoadRequest, media=TEXT),
     Operation("/v1/unload_lora_adapter", "POST", "Unload an adapter", UnloadRequest, media=TEXT),
     Operation("/tokenize", "POST", "Ids of a text or a chat", TokenizeRequest, TokenizeReply),
@@ -105,6 +109,8 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("/tokenizer_info", "GET", "Special tokens and chat template", gives={}),
     Operation("/metrics", "GET", "Prometheus metrics", media=TEXT),
     Operation("/reset_prefix_cache", "POST", "Forget cached prefixes", gives={}),
+    Operation("/start_profile", "POST", "Trace the engine's steps from now on", media=""),
+    Operation("/stop_profile", "POST", "End the trace", gives=Traces),
     Operation("/sleep", "POST", "Give the engine's memory back", media="", query=("level",)),
     Operation("/wake_up", "POST", "Take the engine's memory again", media="", query=("tags",)),
     Operation("/is_sleeping", "GET", "Whether the engine sleeps", gives={}),

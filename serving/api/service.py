@@ -27,7 +27,7 @@ from pagoda.serving.api.tally import Tally
 from pagoda.serving.api.tracing_of import tracing_of
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.mailbox import PATIENCE, Plain
-from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
+from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs, error_of
 from pagoda.serving.engine.pooling import Pooled
 from pagoda.serving.frontend.media_child import MediaChild
 from pagoda.serving.frontend.processor import MANY, Encoded, Processor, check_kinds
@@ -186,11 +186,10 @@ class Service:
         span = self.tracing.begin(request) if self.tracing is not None else None
         limit = self._end_after(request.request_id)
         text = RequestText(self.text.tokenizer, request.params, request.prompt)
-        searches = bool(request.params.stop)
         answer = self._answer_log(request, parts=not patient)
         plain = short_way(text, timer, outlet) if outlet is not None and answer is None else None
         try:
-            patience = (1 if searches else PATIENCE) if patient else interval or self.config.stream_interval
+            patience = (1 if text.searches else PATIENCE) if patient else interval or self.config.stream_interval
             async with aclosing(self.client.generate(request, patience, plain)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     self._started(request.request_id)
@@ -361,5 +360,5 @@ def _several(delta: RequestDelta, text: RequestText, timer: RequestTimer, outlet
 def _checked(delta: RequestDelta) -> RequestDelta:
     for part in delta.sequences:
         if part.finish_reason is FinishReason.ERROR:
-            raise PagodaError(delta.error or "the engine failed this request without saying why")
+            raise error_of(delta)
     return delta

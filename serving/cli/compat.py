@@ -74,7 +74,6 @@ _GRAPH_MODES = {name: ("graphs", mode) for name, mode in _MODES.items()}
 _REPLICAS = "start one server a replica and balance between them"
 _TOOLS = "parsers are chosen from the chat template, or named by --tool-call-parser and --reasoning-parser"
 _PREFILLS = "--long-prefill-token-threshold bounds what one prompt takes of a step"
-_PROFILE = "`pagoda bench latency` measures, --kernel-log calls logs each kernel"
 
 FLAGS = (
     # model
@@ -170,7 +169,6 @@ FLAGS = (
     # watching it
     _value("--otlp-traces-endpoint --collect-detailed-traces"),
     _switch("--kv-cache-metrics --cudagraph-metrics --enable-mfu-metrics", "off", "`/metrics` and `/stats` have what is measured"),
-    _value("--profiler-config", "", _PROFILE),
     _value("--additional-config", "{}"),
     # front end
     _value("--api-server-count -asc", "1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from types import TracebackType
 
@@ -14,7 +15,8 @@ _REDRAW = 1 / 20
 
 
 class MarkdownStream:
-    """Shows a growing text; use it as a context manager, around one answer."""
+    """Shows a growing text; use it as a context manager, around one answer, in an event loop: what comes soon after a drawing is drawn when
+    its time has come, whether or not more text follows."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -23,12 +25,15 @@ class MarkdownStream:
         self._text = ""
         self._printed = 0
         self._drawn = 0.0
+        self._due: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> MarkdownStream:
         self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._due is not None:
+            self._due.cancel()
         self._tail.text = ""
         self._live.stop()
         self._print(len(self._text))
@@ -36,12 +41,17 @@ class MarkdownStream:
     def update(self, text: str) -> None:
         """The whole text so far."""
         self._text = text
-        now = time.monotonic()
-        if now - self._drawn < _REDRAW:
-            return
-        self._drawn = now
-        self._print(finished_blocks(text, self._printed))
-        self._tail.text, self._tail.separate = text[self._printed :], self._printed > 0
+        if self._due is None:
+            wait = self._drawn + _REDRAW - time.monotonic()
+            if wait > 0:
+                self._due = asyncio.get_running_loop().call_later(wait, self._draw)
+            else:
+                self._draw()
+
+    def _draw(self) -> None:
+        self._due, self._drawn = None, time.monotonic()
+        self._print(finished_blocks(self._text, self._printed))
+        self._tail.text, self._tail.separate = self._text[self._printed :], self._printed > 0
         self._live.refresh()
 
     def _print(self, end: int) -> None:

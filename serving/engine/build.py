@@ -35,6 +35,7 @@ from pagoda.serving.engine.pages import Pages
 from pagoda.serving.engine.plan import RunnerFacts
 from pagoda.serving.engine.pooling import PoolingFacts
 from pagoda.serving.engine.pooling_runner import PoolingRunner
+from pagoda.serving.engine.profile_desk import ProfileDesk
 from pagoda.serving.engine.runner import Runner, RunnerLimits
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
 from pagoda.serving.engine.sizing import describe_model, in_whole_steps, media_rows, size
@@ -62,6 +63,7 @@ def start_engine(config: EngineConfig, sink: Sink) -> Engine:
         connector = _connector(config, facts, executor)
         scheduler = Scheduler(SchedulerConfig.of(config, facts), facts, connector, drafter)
         core = EngineCore(scheduler, executor, facts, sink, config.max_cpu_loras)
+        core.controls |= ProfileDesk(executor, config.profiling).controls
         if connector is not None:
             connector.wake = core.wake
     except BaseException:

@@ -7,7 +7,6 @@ end at once. Children stand in sessions of their own, so that Ctrl-C reaches the
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import subprocess
 import sys
@@ -21,9 +20,7 @@ from typing import Any
 
 from pagoda.hal import heap
 from pagoda.hal.errors import EngineDeadError, PagodaError
-
-LogSettings = dict[str, Any]
-"""What `logging.basicConfig` takes."""
+from pagoda.serving.engine.logs import LogSettings, set_up, settings_here
 
 _BOOT = (
     "import sys; sys.path[:] = {path!r}; from pagoda.serving.engine.child import main; main({descriptor}, {target!r}, {log!r}, {early!r})"
@@ -41,7 +38,7 @@ class Child:
     def __init__(self, target: str, name: str, early: tuple[str, ...] = (), descriptors: tuple[int, ...] = ()) -> None:
         self.name = name
         self.connection, theirs = Pipe()
-        code = _BOOT.format(path=sys.path, descriptor=theirs.fileno(), target=target, log=log_settings(), early=early)
+        code = _BOOT.format(path=sys.path, descriptor=theirs.fileno(), target=target, log=_plain(settings_here()), early=early)
         command = [sys.executable, "-c", code]
         self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(), *descriptors), stdin=subprocess.DEVNULL, start_new_session=True)
         theirs.close()
@@ -115,15 +112,6 @@ class Outbox:
             self._connection.send(message)
 
 
-def log_settings() -> LogSettings | None:
-    """Level and format of this process's log, None where it has none."""
-    root = logging.getLogger()
-    formatter = next((handler.formatter for handler in root.handlers if type(handler.formatter) is logging.Formatter), None)
-    if formatter is None:
-        return None
-    return {"level": root.level, "format": formatter._fmt, "datefmt": formatter.datefmt}
-
-
 def portable(error: BaseException, where: str) -> PagodaError:
     """The error itself where it is ours, otherwise one that holds its traceback: what can cross a pipe."""
     if isinstance(error, PagodaError):
@@ -132,15 +120,20 @@ def portable(error: BaseException, where: str) -> PagodaError:
     return EngineDeadError(f"{where} failed with {error!r}\n{lines}")
 
 
+def _plain(log: LogSettings | None) -> tuple[int, str] | None:
+    """As it stands in a line of Python."""
+    return None if log is None else (log.level, log.form)
+
+
 def log_alike(log: LogSettings | None) -> None:
     """Log as the process with these settings does; nothing where this one logs already."""
     if log is not None:
-        logging.basicConfig(**log)
+        set_up(log)
 
 
-def main(descriptor: int, target: str, log: LogSettings | None, early: tuple[str, ...] = ()) -> None:
+def main(descriptor: int, target: str, log: tuple[int, Any] | None, early: tuple[str, ...] = ()) -> None:
     """The child's side: log as the parent does, run `target`, exit with the code that it returns."""
-    log_alike(log)
+    log_alike(log and LogSettings(*log))
     with heap.only_growing():
         for name in early:
             with contextlib.suppress(ImportError):  # whoever needs it later says what is missing

@@ -39,7 +39,7 @@ class EngineClient(Protocol):
         ...
 
     async def call(self, method: str, **arguments: object) -> object:
-        """A control call: "sleep", "wake", "reset_prefix_cache", "profile", … Raises `RequestError` for unknown ones."""
+        """A control call: "sleep", "wake", "reset_prefix_cache", "start_profile", … Raises `RequestError` for unknown ones."""
         ...
 
     async def close(self) -> None:

@@ -138,6 +138,8 @@ class Committer:
         if not ended:
             return SequenceDelta(sequence.index, tokens, entries)
         reason, stop = self._reason(sequence, tokens[-1])
+        if sequence.matcher is not None and reason is FinishReason.STOP and (failure := sequence.matcher.failure()) is not None:
+            reason, stop, sequence.request.failure = FinishReason.ERROR, None, failure
         self._ledger.finish(sequence, reason.value)
         return SequenceDelta(sequence.index, tokens, entries, reason, stop)
 
@@ -207,7 +209,8 @@ def _request_delta(request: Request, deltas: list[SequenceDelta], error: str | N
         finished=not request.unfinished,
         cached_tokens=request.cached_tokens if first else 0,
         prompt_logprobs=tuple(request.prompt_logprobs) if first and request.prompt_logprobs is not None else None,
-        error=error,
+        error=error or request.failure,
+        refused=request.failure is not None,
         pooled=request.pooled,
         queued=request.queued if first else 0.0,
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.engine.params import LogprobsMode
+from pagoda.serving.engine.profile_config import ProfilerConfig, profiler_of
 from pagoda.serving.engine.spec.config import Speculation, speculation_of
 from pagoda.serving.engine.structured import StructuredOutputsConfig, structured_of
 from pagoda.serving.engine.transfer.config import Storage, storage_of
@@ -117,6 +118,14 @@ class EngineConfig:
         Literal["off", "calls", "statistics", "nan"],
         Flag("Log every kernel call with its shapes; also statistics of results; or stop where NaN is made. Slow, but for `off`."),
     ] = "off"
+    profiler_config: Annotated[
+        dict[str, Any] | None,
+        Flag(
+            "JSON: serve /start_profile and /stop_profile, which trace steps into files of the folder `torch_profiler_dir`; also"
+            " `torch_profiler_record_shapes`, `_with_memory`, `_with_stack`, `_use_gzip`.",
+            metavar="JSON",
+        ),
+    ] = None
     graphs: Annotated[
         Literal["full", "piecewise", "none"],
         Flag("How steps are made replayable: whole, in pieces around attention, or not at all, which starts sooner and runs slower."),
@@ -154,6 +163,11 @@ class EngineConfig:
         return speculation_of(self.speculative_config)
 
     @property
+    def profiling(self) -> ProfilerConfig | None:
+        """What `profiler_config` asks for."""
+        return profiler_of(self.profiler_config)
+
+    @property
     def structured(self) -> StructuredOutputsConfig:
         """What `structured_outputs_config` asks for."""
         return structured_of(self.structured_outputs_config)
@@ -168,6 +182,7 @@ class EngineConfig:
         object.__setattr__(self, "dtype", {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype))
         self._join_speculation()
         structured_of(self.structured_outputs_config)
+        profiler_of(self.profiler_config)
         if not 0 < self.device_memory_utilization <= 1:
             raise ConfigError(f"device_memory_utilization={self.device_memory_utilization} must be above 0 and at most 1")
         for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "max_loras", "max_lora_rank"):

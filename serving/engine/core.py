@@ -97,7 +97,7 @@ class EngineCore:
         self._host_ms = self._step_ms = 0.0
         self._stepped_at = self._ended_at = self._host_s = self._planning_s = 0.0
         self._next = Due()
-        self._controls: dict[str, Callable[..., Any]] = {
+        self.controls: dict[str, Callable[..., Any]] = {  # more may be put in before `run`
             "sleep": self._sleep,
             "wake": self._wake,
             "is_sleeping": lambda: bool(self._asleep),
@@ -357,9 +357,9 @@ class EngineCore:
 
     def _answer(self, future: Future[Any], method: str, arguments: dict[str, Any]) -> None:
         try:
-            if method not in self._controls:
-                raise RequestError(f"no control call {method!r}; there are {', '.join(sorted(self._controls))}", param="method")
-            answer = self._controls[method](**arguments)
+            if method not in self.controls:
+                raise RequestError(f"no control call {method!r}; there are {', '.join(sorted(self.controls))}", param="method")
+            answer = self.controls[method](**arguments)
         except (PagodaError, TypeError) as error:
             future.set_exception(error if isinstance(error, PagodaError) else RequestError(f"{method}: {error}"))
         else:

@@ -41,6 +41,10 @@ class Matcher(Protocol):
         Matchers of several sequences are asked in several threads at once."""
         ...
 
+    def failure(self) -> str | None:
+        """Why it gave up before the grammar's end, where it did: only stop tokens follow then, and the request fails."""
+        ...
+
 
 Grammar = Callable[[], Matcher]
 """A compiled grammar: makes matchers at its beginning."""

@@ -141,6 +141,7 @@ def _joined(whole: RequestDelta, piece: RequestDelta) -> RequestDelta:
         cached_tokens=max(whole.cached_tokens, piece.cached_tokens),
         prompt_logprobs=whole.prompt_logprobs if piece.prompt_logprobs is None else piece.prompt_logprobs,
         error=piece.error or whole.error,
+        refused=piece.refused or whole.refused,
         pooled=piece.pooled or whole.pooled,
         queued=max(whole.queued, piece.queued),
     )

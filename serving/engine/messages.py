@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from pagoda.hal.errors import PagodaError, RequestError
 from pagoda.models.encoding import EncoderFacts
 from pagoda.models.media import MediaItem, MediaPositions
 from pagoda.serving.engine.params import LogprobsMode, SamplingParams
@@ -20,6 +21,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    REPETITION = "repetition"
 
 
 class TokenLogprobs(NamedTuple):
@@ -117,7 +119,7 @@ class RequestDelta:
         cached_tokens: prompt tokens that a prefix hit saved; set on the first delta.
         queued: seconds from submission until the request first got a place in a step; set on the first delta.
         prompt_logprobs: of prompt positions 1.., set once, where asked for.
-        error: set when `finish_reason` is ERROR: what went wrong, for the client.
+        error: set when `finish_reason` is ERROR: what went wrong, for the client. refused: it is the request's own fault.
         pooled: the whole answer of a pooling request.
     """
 
@@ -127,8 +129,15 @@ class RequestDelta:
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
+    refused: bool = False
     pooled: Pooled | None = None
     queued: float = field(default=0.0, compare=False)
+
+
+def error_of(delta: RequestDelta) -> PagodaError:
+    """What a delta with an ERROR among its ends is to the client."""
+    told = delta.error or "the engine failed this request without saying why"
+    return RequestError(told) if delta.refused else PagodaError(told)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
 from pagoda.hal.errors import RequestError
@@ -14,6 +14,34 @@ MAX_N = 256
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 """Of the model's own logits, or of those that tokens are drawn by: after masks, biases, penalties, temperature and filters. Or these logits
 themselves, where a reply has logprobs."""
+
+
+@dataclass(frozen=True)
+class RepetitionDetection:
+    """Ends an answer whose newest tokens are `min_count` times the same pattern of `min_pattern_size` to `max_pattern_size` tokens."""
+
+    max_pattern_size: int
+    min_count: int
+    min_pattern_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("max_pattern_size", 1, 1024), ("min_pattern_size", 1, self.max_pattern_size), ("min_count", 2, 2**31 - 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise RequestError(f"repetition_detection.{name}={value!r} must be from {low} to {high}", param="repetition_detection")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> RepetitionDetection | None:
+        """From a request's object; a `max_pattern_size` of 0 asks for none. Raises `RequestError` naming what is wrong."""
+        known = [one.name for one in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise RequestError(f"repetition_detection has no key {name!r}; it has {', '.join(known)}", param="repetition_detection")
+        if given.get("max_pattern_size") in (None, 0):
+            return None
+        if "min_count" not in given:
+            raise RequestError("repetition_detection.min_count is missing; it is required", param="repetition_detection")
+        return cls(**{**given, "min_pattern_size": given.get("min_pattern_size") or 1})
 
 
 @dataclass(frozen=True)
@@ -33,6 +61,7 @@ class SamplingParams:
         allowed_token_ids: only these may be sampled.
         skip_special_tokens, spaces_between_special_tokens, detokenize: how text is made of tokens.
         structured_outputs: what the output must look like (a `StructuredOutputsParams`, or a mapping of its fields), or None.
+        repetition_detection: when an answer that repeats itself ends (a `RepetitionDetection`, or a mapping of its fields), or None.
         extra: vendor or plugin fields, passed through to logits processors.
     """
 
@@ -61,6 +90,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
     structured_outputs: StructuredOutputsParams | None = None
+    repetition_detection: RepetitionDetection | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -70,6 +100,8 @@ class SamplingParams:
                 object.__setattr__(self, name, _as_tuple(value))
         if isinstance(self.structured_outputs, Mapping):
             object.__setattr__(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
+        if isinstance(self.repetition_detection, Mapping):
+            object.__setattr__(self, "repetition_detection", RepetitionDetection.of(self.repetition_detection))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         for name, low, high in _RANGES:

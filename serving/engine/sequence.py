@@ -52,6 +52,7 @@ class Request:
         marks: what units of its hash chain depend on beside tokens.
         pools_all: the hidden state of every prompt token counts. pooled: the answer of a pooling request.
         crossed: tokens that the encoder gives for it, of models that have one.
+        failure: why it cannot be answered, found while it was.
     """
 
     source: EngineRequest
@@ -75,6 +76,7 @@ class Request:
     submitted: float = field(default_factory=time.monotonic)
     queued: float = 0.0
     crossed: int = 0
+    failure: str | None = None
 
     @property
     def id(self) -> str:

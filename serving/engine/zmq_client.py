@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.hal.errors import EngineDeadError
-from pagoda.serving.engine.child import Child, engine_child, log_settings
+from pagoda.serving.engine.child import Child, engine_child
 from pagoda.serving.engine.inprocess_client import EngineStarter
+from pagoda.serving.engine.logs import settings_here
 from pagoda.serving.engine.messages import EngineFacts
 from pagoda.serving.engine.wire import Join, Leave
 from pagoda.serving.engine.wire_client import WireClient
@@ -32,7 +33,7 @@ class ZmqClient(WireClient):
     async def start(cls, starter: EngineStarter, child: Child | None = None) -> ZmqClient:
         """Start the process, unless `child` is there already, and wait until it has loaded. Raises the error that loading raised there."""
         client = cls(child)
-        client._child.connection.send((starter, client.requests_address, client.answers_address, log_settings()))
+        client._child.connection.send((starter, client.requests_address, client.answers_address, settings_here()))
         client._watcher.start()
         try:
             facts = await client._ready

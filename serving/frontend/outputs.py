@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pagoda.hal.errors import PagodaError
-from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
+from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs, error_of
 from pagoda.serving.frontend.text import Tokenizer
 from pagoda.serving.frontend.text_deltas import RequestText, TextDelta
 
@@ -100,7 +99,8 @@ class OutputBuilder:
     def push(self, delta: RequestDelta) -> list[TextDelta]:
         """Take one delta into `output`; returns what it added. Raises `PagodaError` when the engine failed the request."""
         if any(part.finish_reason is FinishReason.ERROR for part in delta.sequences):
-            raise PagodaError(f"request {delta.request_id} failed: {delta.error or 'the engine gave no reason'}")
+            error = error_of(delta)
+            raise type(error)(f"request {delta.request_id} failed: {error}")
         self.output.num_cached_tokens = max(self.output.num_cached_tokens, delta.cached_tokens)
         if delta.prompt_logprobs is not None:
             self.output.prompt_logprobs = [None, *map(self._logprobs, delta.prompt_logprobs)]

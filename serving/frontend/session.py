@@ -14,6 +14,7 @@ from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.frontend.lora import LoRARequest
 from pagoda.serving.frontend.outputs import OutputBuilder, RequestOutput
 from pagoda.serving.frontend.processor import Encoded, Messages, Processor, Prompt
+from pagoda.serving.frontend.text_deltas import searches
 
 
 class Session:
@@ -78,7 +79,7 @@ class Session:
 
     async def complete(self, request: EngineRequest, prompt: str | None = None) -> RequestOutput:
         """The finished output. Without stop strings nothing needs its tokens before the end, so the engine may keep them."""
-        outputs = self.run(request, prompt, patient=not request.params.stop)
+        outputs = self.run(request, prompt, patient=not searches(request.params))
         async with aclosing(outputs):
             async for output in outputs:
                 if output.finished:

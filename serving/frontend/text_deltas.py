@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from pagoda.serving.engine.messages import FinishReason, RequestDelta, SequenceDelta, TokenLogprobs
 from pagoda.serving.engine.params import SamplingParams
+from pagoda.serving.frontend.repeats import Repeats
 from pagoda.serving.frontend.stop import StopStrings
 from pagoda.serving.frontend.text import Tokenizer
 
@@ -17,7 +18,7 @@ class TextDelta(NamedTuple):
     Attributes:
         index: which of the request's sequences.
         text: new text, free of stop strings; may be empty while a character or a possible stop string is incomplete.
-        token_ids, logprobs: as the engine gave them, cut after the token that completed a stop string.
+        token_ids, logprobs: as the engine gave them, cut after the token that completed a stop string, or repeated too much.
         finish_reason: set once, on the sequence's last delta. stop_reason: the stop string or token id behind it.
     """
 
@@ -33,7 +34,7 @@ class TextDelta(NamedTuple):
 class SequenceText:
     """The text side of one sequence."""
 
-    __slots__ = ("_detokenizer", "_params", "_stops", "_tokens", "detokenize", "ending", "finished")
+    __slots__ = ("_detokenizer", "_params", "_repeats", "_stops", "_tokens", "detokenize", "ending", "finished")
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt: Sequence[int] = ()) -> None:
         self._detokenizer = tokenizer.detokenizer(
@@ -43,6 +44,7 @@ class SequenceText:
         )
         self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self._params = params
+        self._repeats = Repeats(params.repetition_detection) if params.repetition_detection is not None else None
         self.detokenize = self._detokenizer.push if params.detokenize else _no_text
         self._tokens = 0
         self.finished = False
@@ -57,14 +59,15 @@ class SequenceText:
         return None
 
     def push(self, delta: SequenceDelta) -> TextDelta:
-        """Text of these tokens; a stop string ends the sequence here whatever the engine thinks."""
+        """Text of these tokens; a stop string, and too much repetition, end the sequence here whatever the engine thinks."""
         shown = self._shown_tokens(delta)
-        if not self._params.stop:  # nothing to look for: no token needs its own text
+        if not searches(self._params):  # nothing to look for: no token needs its own text
             return self._going_on(delta, self.detokenize(delta.token_ids[:shown]))
         text = ""
         for count, token in enumerate(delta.token_ids[:shown], 1):
             self._tokens += 1
-            piece = self._detokenizer.push((token,))
+            piece = self.detokenize((token,))
+            repeats = self._repeats is not None and self._repeats.push(token)
             if self._tokens <= self._params.min_tokens:
                 text += self._stops.release(piece)
                 continue
@@ -72,6 +75,8 @@ class SequenceText:
             text += scan.text
             if scan.stopped_by is not None:
                 return self._stopped(delta, text, count, scan.stopped_by)
+            if repeats:
+                return self._stopped(delta, text + self._stops.release(), count, None)
         return self._going_on(delta, text)
 
     def _going_on(self, delta: SequenceDelta, text: str) -> TextDelta:
@@ -85,10 +90,11 @@ class SequenceText:
             return max(len(delta.token_ids) - 1, 0)
         return len(delta.token_ids)
 
-    def _stopped(self, delta: SequenceDelta, text: str, count: int, stop: str) -> TextDelta:
+    def _stopped(self, delta: SequenceDelta, text: str, count: int, stop: str | None) -> TextDelta:
         self.finished = True
         logprobs = delta.logprobs[:count] if delta.logprobs is not None else None
-        return TextDelta(delta.index, text, delta.token_ids[:count], logprobs, FinishReason.STOP.value, stop)
+        reason = FinishReason.REPETITION if stop is None else FinishReason.STOP
+        return TextDelta(delta.index, text, delta.token_ids[:count], logprobs, reason.value, stop)
 
     def _ended(self, delta: SequenceDelta, text: str) -> TextDelta:
         self.finished = True
@@ -101,6 +107,11 @@ class SequenceText:
             text += self._stops.release()
         assert reason is not None
         return TextDelta(delta.index, text, delta.token_ids, delta.logprobs, reason.value, stop_reason, delta.cumulative_logprob)
+
+
+def searches(params: SamplingParams) -> bool:
+    """Whether each token is looked at for an end that the engine does not know of."""
+    return bool(params.stop) or params.repetition_detection is not None
 
 
 def _no_text(token_ids: Sequence[int]) -> str:
@@ -139,12 +150,12 @@ class RequestText:
         """Makes text of tokens with which nothing else comes, of a request with one sequence, which has begun. None: a stop string is in
         it; `push` of the same tokens tells the end."""
         sequence = self._sequences[0]
-        return sequence.plain if self._params.stop else sequence.detokenize
+        return sequence.plain if searches(self._params) else sequence.detokenize
 
     @property
     def searches(self) -> bool:
-        """Whether stop strings are looked for."""
-        return bool(self._params.stop)
+        """Whether stop strings, or repetition, are looked for."""
+        return searches(self._params)
 
     def take_stopped(self) -> list[int]:
         """Sequences that a stop string ended since the last call, which the engine does not know of: for its `abort`."""

@@ -1,5 +1,6 @@
 """A server process over the toy engine: start, listening addresses, TLS, drain, abort, and the engine's death."""
 
+import json
 import os
 import signal
 import socket
@@ -174,3 +175,29 @@ def test_the_access_log_can_be_switched_off():
             server.signal(signal.SIGTERM)
             assert server.wait() == 0
             assert any("GET /version" in line for line in server.errors) is not off
+
+
+def test_a_log_of_json_tells_which_request_a_line_is_about():
+    with ServerProcess.toy(log_format="json", enable_log_requests=True) as server:
+        for name in ("one", "two"):
+            answer = httpx.post(f"{server.where}/v1/completions", json={"prompt": 'a "b"\nc'}, headers={"x-request-id": name})
+            assert answer.headers["x-request-id"] == name
+        httpx.get(f"{server.where}/nothing", headers={"x-request-id": "three"})
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        records = [json.loads(line) for line in server.errors]
+    assert all({"time", "level", "logger", "message", "process"} <= record.keys() for record in records)
+    for name, path, status in (("one", "/v1/completions", 200), ("two", "/v1/completions", 200), ("three", "/nothing", 404)):
+        about = [record for record in records if record.get("request_id") == name]
+        (access,) = [record for record in about if record["logger"] == "uvicorn.access"]
+        assert (access["method"], access["path"], access["status"]) == ("POST" if status == 200 else "GET", path, status)
+        assert len([record for record in about if record["message"].startswith("received request cmpl-" + name)]) == (status == 200)
+
+
+def test_an_error_in_a_log_of_json_has_its_traceback_in_the_line():
+    with ServerProcess.toy(log_format="json", middleware=["middleware_that_fails.Fails"]) as server:
+        assert httpx.get(f"{server.where}/version").status_code == 500
+        server.signal(signal.SIGTERM)
+        server.wait()
+        (failed,) = [record for line in server.errors if "error" in (record := json.loads(line))]
+    assert "Traceback" in failed["error"] and "broken on purpose" in failed["error"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -133,4 +134,20 @@ def test_a_response_in_the_background_is_cancelled_through_any_process(clients, 
         assert [client.get(one).json()["status"] for client in clients] == ["cancelled"] * 3
     finished = clients[maker].post("/v1/responses", json=body | {"max_output_tokens": 3}).json()
     until(lambda: clients[maker - 1].get(f"/v1/responses/{finished['id']}").json()["status"] in ("completed", "incomplete"))
+    until(lambda: clients[0].get("/stats").json()["running"] == 0)
+
+
+@pytest.mark.parametrize("maker", [0, 1, 2])
+def test_a_stream_in_the_background_is_followed_through_any_process(clients, maker):
+    body = {"input": "hello", "background": True, "stream": True, "max_output_tokens": 40, "ignore_eos": True}
+    with clients[maker].stream("POST", "/v1/responses", json=body) as made:
+        for line in made.iter_lines():
+            if line.startswith("data: "):
+                break
+    response_id = json.loads(line[6:])["response"]["id"]  # its reader has left: it goes on
+    told = [clients[other].get(f"/v1/responses/{response_id}?stream=true").text for other in range(3)]
+    assert told[0] == told[1] == told[2]
+    events = [json.loads(line[6:]) for line in told[0].split("\n") if line.startswith("data: ")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["response"] == clients[maker - 1].get(f"/v1/responses/{response_id}").json()
     until(lambda: clients[0].get("/stats").json()["running"] == 0)

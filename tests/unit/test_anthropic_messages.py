@@ -296,3 +296,16 @@ async def test_leaving_a_stream_ends_the_request() -> None:
         await stream.close()
         await eventually(lambda: toy.engine.aborted)
     assert len(toy.engine.aborted) == 1
+
+
+async def test_the_models_are_listed_in_the_protocols_words() -> None:
+    async with client(Scripted("x")) as (messages, toy):
+        models = messages._client.models
+        page = await models.list()
+        one = await models.retrieve("toy-alias")
+        plain = (await toy.http.get("/v1/models")).json()
+    names = ["toy", "toy-alias"]
+    assert [(model.id, model.type, model.display_name) for model in page.data] == [(name, "model", name) for name in names]
+    assert (page.first_id, page.last_id, page.has_more) == ("toy", "toy-alias", False)
+    assert one.created_at.timestamp() == plain["data"][1]["created"] and one.max_tokens == plain["data"][1]["max_model_len"]
+    assert plain["object"] == "list"

@@ -65,11 +65,12 @@ async def test_template_of_a_request_needs_trust():
 
 async def test_token_ids_come_on_request():
     async with toy_server() as toy:
-        whole = (await toy.chat("a", return_token_ids=True)).json()
-        body = {"messages": [{"role": "user", "content": "a"}], "return_token_ids": True}
+        whole = (await toy.chat("a", return_token_ids=True, return_prompt_text=True)).json()
+        body = {"messages": [{"role": "user", "content": "a"}], "return_token_ids": True, "return_prompt_text": True}
         chunks = await toy.stream("/v1/chat/completions", **body)
     assert bytes(whole["prompt_token_ids"]).decode() == "user:a\nassistant:"
     assert whole["prompt_token_ids"] == chunks[0]["prompt_token_ids"]
+    assert whole["prompt_text"] == chunks[0]["prompt_text"] == "user:a\nassistant:" and "prompt_text" not in chunks[1]
     assert [t for chunk in chunks for c in chunk["choices"] for t in c.get("token_ids", ())] == whole["choices"][0]["token_ids"]
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pagoda.hal.errors import RequestError
 from pagoda.serving.cli.conversation import Conversation, Leave
 from pagoda.serving.cli.markdown_stream import MarkdownStream, finished_blocks
+from patience import eventually
 from rich.console import Console
 
 
@@ -79,7 +80,7 @@ def test_blocks_only_grow(text: str, data: st.DataObject) -> None:
     assert finished_blocks(text[:cut]) <= finished_blocks(text)
 
 
-def test_everything_is_printed_once() -> None:
+async def test_everything_is_printed_once() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=False, width=60)
     text = "# Title\n\nSome **bold** text.\n\n```py\nx = 1\n\ny = 2\n```\n\nThe end."
@@ -91,3 +92,12 @@ def test_everything_is_printed_once() -> None:
     shown = out.getvalue()
     for part in ("Title", "Some bold text.", "x = 1", "y = 2", "The end."):
         assert shown.count(part) == 1, shown
+
+
+async def test_text_that_came_soon_after_a_drawing_is_drawn_without_more_of_it() -> None:
+    out = io.StringIO()
+    with MarkdownStream(Console(file=out, force_terminal=True, width=60)) as stream:
+        stream.update("first")
+        stream.update("first second")
+        assert "second" not in out.getvalue()
+        await eventually(lambda: "second" in out.getvalue(), "for the drawing that was due")

@@ -14,7 +14,7 @@ from grammar_walk import accepts, allowed, maker, sample_tokenizer, schema, walk
 from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.structured import StructuredOutputsParams, Thinking
-from pagoda.serving.frontend.structured import compile_child
+from pagoda.serving.frontend.structured import compile_child, guidance_backend
 from pagoda.serving.frontend.structured.guidance_backend import GuidanceMatcher
 from pagoda.serving.frontend.structured.maker import GrammarMaker
 from pagoda.serving.frontend.structured.vocabulary import vocabulary_of
@@ -160,15 +160,70 @@ def test_a_grammar_that_takes_too_long_is_given_up_and_others_go_on(
     assert accepts(made(StructuredOutputsParams(regex="a[bc]")), tokenizer, "ac")
 
 
+WIDE = {"type": "object", "properties": {f"p{i}": {"type": "number"} for i in range(600)}}
+NESTED = {
+    "type": "object",
+    "properties": {f"p{i}": {"type": "object", "properties": {f"q{j}": {"type": "number"} for j in range(10)}} for i in range(60)},
+}
+
+
+def test_what_one_library_has_no_room_for_is_the_others(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_child, "COMPILE_BYTES", 64 << 20)
+    made = maker(tokenizer)(StructuredOutputsParams(json=NESTED))
+    assert isinstance(made(), GuidanceMatcher)
+    assert accepts(made, tokenizer, '{"p3": {"q9": 1}, "p59": {}}') and not accepts(made, tokenizer, '{"p3": {"q10": 1}}')
+    with pytest.raises(RequestError, match="GiB; make it simpler"):
+        maker(tokenizer, "xgrammar")(StructuredOutputsParams(json=NESTED))
+
+
+@pytest.mark.parametrize("kind", ["json", "structural_tag"])
+def test_objects_of_many_optional_properties_are_not_compiled_for_long(kind: str, tokenizer: Tokenizer) -> None:
+    tag = {"type": "tag", "begin": "<f>", "content": {"type": "json_schema", "json_schema": WIDE}, "end": "</f>"}
+    asked = {"json": WIDE} if kind == "json" else {"structural_tag": {"type": "structural_tag", "format": tag}}
+    made = maker(tokenizer)
+    grammar = made(StructuredOutputsParams(**asked))
+    assert isinstance(grammar(), GuidanceMatcher) and "child" not in made._made
+    before, after = ("", "") if kind == "json" else ("<f>", "</f>")
+    for text in ('{"p3": 1, "p599": 2.5}', "{}", json.dumps(dict.fromkeys(WIDE["properties"], 1))):
+        assert accepts(grammar, tokenizer, before + text + after)
+    for text in ('{"p600": 1}', '{"p3": "x"}', '{"p4": 1, "p3": 1}'):
+        assert not accepts(grammar, tokenizer, before + text + after)
+    required = {**WIDE, "required": [*WIDE["properties"]]}
+    assert isinstance(made(StructuredOutputsParams(json=required))(), XMatcher)
+
+
+def test_what_one_library_refuses_is_the_others_and_both_are_heard(makers: dict[str, GrammarMaker], tokenizer: Tokenizer) -> None:
+    nothing = StructuredOutputsParams(regex="a(?=b)b")
+    for backend in ("xgrammar", "guidance"):
+        with pytest.raises(RequestError):
+            makers[backend](nothing)
+    with pytest.raises(RequestError) as told:
+        makers["auto"](nothing)
+    assert "xgrammar: " in str(told.value) and "guidance: " in str(told.value)
+    # `\\u` is EBNF that one library reads alone
+    one = StructuredOutputsParams(grammar='root ::= "\\u0041" "b"')
+    with pytest.raises(RequestError):
+        makers["guidance"](one)
+    assert accepts(makers["auto"](one), tokenizer, "Ab")
+
+
+def test_an_output_whose_grammar_takes_too_much_work_says_so(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(guidance_backend.LIMITS, "max_items_in_row", 100)
+    matcher = maker(tokenizer, "guidance")(StructuredOutputsParams(json=WIDE))()
+    assert allowed(matcher, tokenizer) and matcher.failure() is None
+    matcher.accept(tokenizer.encode("{", add_special_tokens=False))
+    assert set(allowed(matcher, tokenizer)) == set(tokenizer.eos_ids)
+    assert "more work than is allowed" in str(matcher.failure())
+
+
 def test_memory_that_a_grammar_ran_out_of_is_given_back(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_child, "COMPILE_BYTES", 256 << 20)
     child = compile_child.CompileChild(vocabulary_of(tokenizer, tokenizer.vocab_size))
     plain = json.dumps({"type": "integer"})
     child.compile("json", plain, False, "schema")
     before = _resident(child)
-    properties = {f"p{i}": {"type": "object", "properties": {f"q{j}": {"type": "number"} for j in range(10)}} for i in range(60)}
     with pytest.raises(RequestError, match="GiB; make it simpler"):
-        child.compile("json", json.dumps({"type": "object", "properties": properties}), True, "schema")
+        child.compile("json", json.dumps(NESTED), True, "schema")
     child.compile("json", plain, False, "schema")  # which is read after the memory was given back
     assert _resident(child) < before + (96 << 20)
 

@@ -29,6 +29,9 @@ class Counting:
     def go_back(self) -> None:
         self.next -= 1
 
+    def failure(self) -> str | None:
+        return None
+
     def forced(self) -> list[int]:
         return []
 

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai_document import with_null
+from pagoda.hal.errors import RequestError
+from pagoda.serving.api.openai.responses_fit import fitting
 from pagoda.serving.api.openai.responses_items import items_of
 from pagoda.serving.api.openai.responses_protocol import ResponseRequest
 from pagoda.serving.api.openai.responses_translate import chat_request
@@ -24,7 +26,7 @@ from pagoda.serving.engine.messages import FinishReason
 from pagoda.serving.frontend.text import TextFrontend
 from patience import eventually
 from scripted import Scripted, text_side
-from toy_engine import ToyEngine
+from toy_engine import ToyEngine, toy_text
 from toy_server import Toy, toy_server
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "shared/data/openai-openapi/openapi.json"
@@ -78,6 +80,7 @@ def prompt_of(toy: Toy, index: int = -1) -> str:
 
 EVENTS = {
     "response.created": "ResponseCreatedEvent",
+    "response.queued": "ResponseQueuedEvent",
     "response.in_progress": "ResponseInProgressEvent",
     "response.output_item.added": "ResponseOutputItemAddedEvent",
     "response.output_item.done": "ResponseOutputItemDoneEvent",
@@ -313,6 +316,128 @@ async def test_in_the_background(conforms: Check) -> None:
         assert (failed.status, failed.error.code) == ("failed", "server_error")
 
 
+async def test_a_stream_in_the_background_is_followed_from_any_of_its_events(conforms: Check) -> None:
+    async with client(Scripted(f"{THOUGHT}Hm\n{CALLS}", 4, held=2)) as (responses, toy):
+        begun = await responses.create(model="toy", input="Rome?", tools=[WEATHER], background=True, stream=True)
+        first = [await anext(begun) for _ in range(3)]
+        await begun.close()
+        response_id = first[0].response.id
+        follower = await responses.retrieve(response_id, stream=True, starting_after=1)
+        toy.engine.held = None
+        rest = [event async for event in follower]
+        events = [event.to_dict() async for event in await responses.retrieve(response_id, stream=True)]
+        none = [event async for event in await responses.retrieve(response_id, stream=True, starting_after=len(events) - 1)]
+        whole = (await responses.retrieve(response_id)).to_dict()
+        plain = await responses.create(model="toy", input="x", background=True)
+        for query in ("stream=true", "stream=true&starting_after=x"):
+            one = plain.id if query == "stream=true" else response_id
+            assert (await toy.http.get(f"/v1/responses/{one}?{query}")).status_code == 400
+    for event in events:
+        conforms(EVENTS[event["type"]], event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event.to_dict() for event in first] == events[:3] and [event.to_dict() for event in rest] == events[2:] and none == []
+    assert [event["type"] for event in events[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    assert events[-1]["type"] == "response.completed" and events[-1]["response"] == whole
+
+
+async def test_a_stream_in_the_background_ends_when_it_is_cancelled_or_deleted(conforms: Check) -> None:
+    async with client(Scripted("x" * 500, held=9)) as (responses, _):
+        begun = await responses.create(model="toy", input="x", background=True, stream=True)
+        response_id = (await anext(begun)).response.id
+        await responses.cancel(response_id)
+        events = [event.to_dict() async for event in begun]
+        conforms("ResponseIncompleteEvent", events[-1])
+        assert events[-1]["response"]["status"] == "cancelled"
+        other = await responses.create(model="toy", input="x", background=True, stream=True)
+        await responses.delete((await anext(other)).response.id)
+        with pytest.raises(openai.APIError, match="not kept here"):
+            _ = [event async for event in other]
+
+
+async def test_logprobs_come_with_the_texts_tokens(conforms: Check) -> None:
+    fields = {"model": "toy", "input": "hé", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    async with client(ToyEngine(burst=3), toy_text()) as (responses, toy):
+        whole = (await responses.create(**fields)).to_dict()
+        events = await events_of(toy, **fields)
+        without = await responses.create(model="toy", input="hé")
+    for event in events:
+        conforms(EVENTS[event["type"]], event)
+    conforms("Response", whole)
+    (part,) = whole["output"][0]["content"]
+    assert b"".join(bytes(one["bytes"]) for one in part["logprobs"]).decode() == part["text"]
+    assert all(len(one["top_logprobs"]) == 2 for one in part["logprobs"])
+    streamed = [one for event in events if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
+    done = next(event for event in events if event["type"] == "response.output_text.done")
+    assert streamed == done["logprobs"] == part["logprobs"] == events[-1]["response"]["output"][0]["content"][0]["logprobs"]
+    assert without.output[0].content[0].logprobs == []
+
+
+async def test_a_long_conversation_leaves_out_its_beginning_where_it_may() -> None:
+    items = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Old? " * 60}]
+    items += [
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "word " * 200},
+    ]
+    items += [{"role": "user", "content": f"Question {i}?"} for i in range(9)]
+    async with client(Scripted("x")) as (responses, toy):
+        longest = toy.engine.facts.max_model_len
+        with pytest.raises(openai.BadRequestError, match="tokens"):
+            await responses.create(model="toy", input=items * 4, max_output_tokens=50)
+        for times in (1, 4, 9):
+            reply = await responses.create(model="toy", input=items * times, max_output_tokens=50, truncation="auto")
+            prompt = prompt_of(toy)
+            counted = await responses.input_tokens.count(model="toy", input=items * times, truncation="auto")
+            assert reply.truncation == "auto" and reply.usage.input_tokens == len(prompt.encode()) <= longest - 50
+            assert "Be brief." in prompt and "Question 8?" in prompt and len(prompt) > 1000
+            assert counted.input_tokens <= longest
+        with pytest.raises(openai.BadRequestError, match="tokens"):
+            await responses.create(model="toy", input=[*items, {"role": "user", "content": "x" * longest}], truncation="auto")
+
+
+@pytest.mark.parametrize("room", range(1, 60, 3))
+async def test_of_a_conversation_the_most_of_its_end_is_kept_without_results_of_lost_calls(room: int) -> None:
+    kinds = ["system", "user", "call", "result", "user", "developer", "call", "call", "result", "result", "user", "assistant", "user"]
+    calls = iter(["a", "b", "c"])
+    results = iter(["a", "c", "b"])
+    items: list[dict[str, Any]] = []
+    for place, kind in enumerate(kinds):
+        if kind == "call":
+            items.append({"type": "function_call", "call_id": next(calls), "size": 3 + place % 4})
+        elif kind == "result":
+            items.append({"type": "function_call_output", "call_id": next(results), "size": 2 + place % 5})
+        else:
+            items.append({"type": "message", "role": kind, "size": 1 + place % 3, "id": place})
+
+    def size(some: Any) -> int:
+        return sum(item["size"] for item in some)
+
+    async def fits(some: Any) -> bool:
+        if size(some) > 50:
+            raise RequestError("longer than any context", code="context_length_exceeded")
+        return size(some) <= room
+
+    kept = await fitting(items, fits)
+    known = {item["call_id"] for item in kept if item["type"] == "function_call"}
+    assert all(item["call_id"] in known for item in kept if item["type"] == "function_call_output")
+    assert [item for item in kept if item.get("role") in ("system", "developer")] == [items[0], items[5]]
+    assert kept[-1] == items[-1] and [item for item in items if item in kept] == list(kept)
+    first = next((place for place, item in enumerate(items) if item in kept and item.get("role") not in ("system", "developer")), 0)
+    if size(kept) > room:
+        assert len(kept) == 3  # nothing fits
+    elif first > 1:
+        assert size([*kept, items[first - 1]]) > room or items[first - 1]["type"] != "message"
+
+
+async def test_input_tokens_are_counted(conforms: Check) -> None:
+    async with client(Scripted("x")) as (responses, toy):
+        reply = await responses.create(model="toy", input="Rome?", instructions="Be brief.", tools=[WEATHER])
+        counted = await responses.input_tokens.count(model="toy", input="Rome?", instructions="Be brief.", tools=[WEATHER])
+        conforms("TokenCountsResource", counted.to_dict())
+        assert counted.input_tokens == reply.usage.input_tokens
+        more = await responses.input_tokens.count(model="toy", input="Oslo?", previous_response_id=reply.id)
+    assert more.input_tokens > len("Rome?Oslo?") and len(toy.engine.requests) == 1
+
+
 async def test_cancelling_ends_the_request(conforms: Check) -> None:
     async with client(Scripted("x" * 500, held=9), max_stored_responses=1) as (responses, toy):
         begun = await responses.create(model="toy", input="x", background=True)
@@ -401,10 +526,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "max_output_tokens": {"max_output_tokens": 100_000},
     "temperature": {"temperature": -1},
     "conversation": {"conversation": "conv_1"},
-    "top_logprobs": {"top_logprobs": 3},
-    "include": {"include": ["message.output_text.logprobs"]},
-    "truncation": {"truncation": "auto"},
-    "stream": {"stream": True, "background": True},
+    "top_logprobs": {"top_logprobs": 999, "include": ["message.output_text.logprobs"]},
+    "include": {"include": ["everything"]},
+    "truncation": {"truncation": "middle"},
     "background": {"background": True, "store": False},
     "text.verbosity": {"text": {"verbosity": "low"}},
     "text.format": {"text": {"format": {"type": "xml"}}},

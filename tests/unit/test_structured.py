@@ -37,6 +37,9 @@ class Countdown:
     def go_back(self) -> None:
         self._next += self._step
 
+    def failure(self) -> str | None:
+        return None
+
     def forced(self) -> list[int]:
         return [self._next - self._step * place for place in range(6)]
 

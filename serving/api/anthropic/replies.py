@@ -48,6 +48,27 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
+class ModelInfo(msgspec.Struct, kw_only=True):
+    """A served model, or another name of it."""
+
+    id: str
+    type: str = "model"
+    display_name: str
+    created_at: str
+    lifecycle: str = "active"
+    max_input_tokens: int
+    max_tokens: int
+
+
+class ModelPage(msgspec.Struct, kw_only=True):
+    """Reply of `/v1/models` in this protocol: all of them."""
+
+    data: list[ModelInfo]
+    first_id: str
+    last_id: str
+    has_more: bool = False
+
+
 class StreamEvent(msgspec.Struct, kw_only=True):
     """Any event of a stream; each type has some of the fields."""
 

@@ -22,6 +22,7 @@ from pagoda.serving.api.openai.sampling import completion_settings, engine_reque
 from pagoda.serving.api.pooling.common import answers_of, input_requests, open_for
 from pagoda.serving.api.pooling.vectors import embedding_params
 from pagoda.serving.api.service import Service
+from pagoda.serving.engine.logs import REQUEST
 from pagoda.serving.engine.messages import EngineRequest
 
 
@@ -83,7 +84,8 @@ class Inference(InferenceServicer):
         self._service.check_model(body.model)
         settings = completion_settings(body)
         [ids] = await prompt_ids(self._service, body)
-        return engine_request(self._service, body, settings, ids, new_id("grpc", body.request_id))
+        REQUEST.set(name := new_id("grpc", body.request_id))
+        return engine_request(self._service, body, settings, ids, name)
 
     @contextmanager
     def _known(self, client: str, name: str) -> Iterator[None]:

@@ -14,7 +14,7 @@ from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.live_names import new_id
 from pagoda.serving.api.openai.answer_parts import AnswerParts
 from pagoda.serving.api.openai.collect import Answer, UsageCount, collect, usage_of
-from pagoda.serving.api.openai.common import StreamUsage, as_token_ids, request_id, stream_usage
+from pagoda.serving.api.openai.common import StreamUsage, as_token_ids, prompt_text, request_id, stream_usage
 from pagoda.serving.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from pagoda.serving.api.openai.messages import content_text
 from pagoda.serving.api.openai.prepare import chat_engine_request, question
@@ -80,6 +80,7 @@ class ChatReply:
             choices=[self._choice(answer) for answer in answers.ordered()],
             usage=usage_of(groups),
             prompt_token_ids=self.request.prompt if self.body.return_token_ids else UNSET,
+            prompt_text=self._prompt_text,
             prompt_logprobs=prompt_logprobs(self.names, answers.prompt_logprobs) if self.body.prompt_logprobs is not None else UNSET,
         )
 
@@ -148,8 +149,9 @@ class ChatReply:
         first = not self._parts
         self._parts[index] = self._new_parts()
         chunk = self._chunk([ChatChunkChoice(index=index, delta=Delta(role=self._role, content=self._echo))], usage)
-        if first and self.body.return_token_ids:
-            chunk.prompt_token_ids = self.request.prompt
+        if first:
+            chunk.prompt_token_ids = self.request.prompt if self.body.return_token_ids else UNSET
+            chunk.prompt_text = self._prompt_text
         return chunk
 
     def _new_parts(self) -> AnswerParts:
@@ -168,6 +170,10 @@ class ChatReply:
         if not self.body.logprobs:
             return None
         return chat_logprobs(self.names, entries_, self.body.top_logprobs or 0)
+
+    @property
+    def _prompt_text(self) -> Any:
+        return prompt_text(self.body, self.service.text.tokenizer, self.request.prompt)
 
     @property
     def _role(self) -> str:

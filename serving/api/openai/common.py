@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec import UNSET, UnsetType
 from pagoda.hal.errors import RequestError
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.openai.protocol import GenerationRequest
+from pagoda.serving.frontend.text import Tokenizer
 from starlette.requests import Request
 
 
@@ -31,6 +34,11 @@ def as_token_ids(request: GenerationRequest, config: ServerConfig) -> bool:
     if request.return_tokens_as_token_ids is None:
         return config.return_tokens_as_token_ids
     return request.return_tokens_as_token_ids
+
+
+def prompt_text(request: GenerationRequest, tokenizer: Tokenizer, prompt: Sequence[int]) -> str | UnsetType:
+    """The prompt as the model reads it, where the request asks for it."""
+    return tokenizer.decode(prompt, skip_special_tokens=False) if request.return_prompt_text else UNSET
 
 
 def request_id(request: Request) -> str:

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.live_names import new_id
 from pagoda.serving.api.openai.collect import Answer, Answers, UsageCount, collect, usage_of
-from pagoda.serving.api.openai.common import StreamUsage, as_token_ids, request_id, stream_usage
+from pagoda.serving.api.openai.common import StreamUsage, as_token_ids, prompt_text, request_id, stream_usage
 from pagoda.serving.api.openai.logprobs import CompletionLogprobsBuilder, TokenNames, joined, prompt_logprobs
 from pagoda.serving.api.openai.prompts import prompt_ids
 from pagoda.serving.api.openai.protocol import CompletionRequest
@@ -139,6 +139,7 @@ class CompletionReply:
             stop_reason=answer.stop_reason,
             token_ids=answer.token_ids if self.body.return_token_ids else UNSET,
             prompt_token_ids=group.request.prompt if self.body.return_token_ids else UNSET,
+            prompt_text=prompt_text(self.body, self.service.text.tokenizer, group.request.prompt),
             prompt_logprobs=prompt_logprobs(self.names, group.prompt_logprobs) if self.body.prompt_logprobs is not None else UNSET,
         )
 
@@ -161,6 +162,7 @@ class CompletionReply:
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if self.body.return_token_ids else UNSET,
             prompt_token_ids=request.prompt if self.body.return_token_ids and first else UNSET,
+            prompt_text=prompt_text(self.body, self.service.text.tokenizer, request.prompt) if first else UNSET,
             prompt_logprobs=self._chunk_prompt_logprobs(step, first),
         )
 

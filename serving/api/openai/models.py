@@ -1,8 +1,11 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`."""
+"""`GET /v1/models` and `GET /v1/models/{id}`; clients of Anthropic's protocol, by its header, get its records."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
+from pagoda.serving.api.anthropic.replies import ModelInfo, ModelPage
 from pagoda.serving.api.openai.replies import ModelEntry, ModelList
 from pagoda.serving.api.service import Service
 from starlette.requests import Request
@@ -22,10 +25,24 @@ class Models:
         return ModelEntry(id=name, created=card.created, root=card.root, max_model_len=facts.max_model_len)
 
     async def list(self, request: Request) -> Response:
-        return _json(ModelList(data=[self._entry(name) for name in (*self._service.card.names, *self._service.adapters)]))
+        entries = [self._entry(name) for name in (*self._service.card.names, *self._service.adapters)]
+        if _asks_anthropic(request):
+            return _json(ModelPage(data=[_info(entry) for entry in entries], first_id=entries[0].id, last_id=entries[-1].id))
+        return _json(ModelList(data=entries))
 
     async def get(self, request: Request) -> Response:
-        return _json(self._entry(self._service.check_model(request.path_params["name"])))
+        entry = self._entry(self._service.check_model(request.path_params["name"]))
+        return _json(_info(entry) if _asks_anthropic(request) else entry)
+
+
+def _asks_anthropic(request: Request) -> bool:
+    return "anthropic-version" in request.headers
+
+
+def _info(entry: ModelEntry) -> ModelInfo:
+    created = datetime.fromtimestamp(entry.created, UTC).isoformat().replace("+00:00", "Z")
+    longest = entry.max_model_len
+    return ModelInfo(id=entry.id, display_name=entry.id, created_at=created, max_input_tokens=longest, max_tokens=longest)
 
 
 def _json(record: msgspec.Struct) -> Response:

@@ -44,6 +44,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     stop_reason: int | str | None = None
     token_ids: tuple[int, ...] | UnsetType = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
     prompt_logprobs: list[dict[int, Any] | None] | UnsetType = UNSET
 
 
@@ -140,6 +141,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage | None = None
     system_fingerprint: str | None = FINGERPRINT
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
     prompt_logprobs: list[dict[int, Any] | None] | UnsetType = UNSET
 
 
@@ -175,6 +177,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = FINGERPRINT
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class ModelEntry(msgspec.Struct, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pagoda.hal.errors import RequestError
@@ -20,9 +20,9 @@ def new_item_id(kind: str) -> str:
     return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
-def text_part(text: str) -> dict[str, Any]:
+def text_part(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
     """A part of an assistant's message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*logprobs]}
 
 
 def items_of(given: str | list[Item] | None) -> list[Item]:

@@ -50,6 +50,19 @@ class Extras(msgspec.Struct, kw_only=True):
     priority: Int32 | None = None
     cache_salt: Name | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    length_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: Annotated[list[Name], msgspec.Meta(max_length=1024)] | None = None
+    spaces_between_special_tokens: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    repetition_detection: dict[str, Any] | None = None
+    thinking_token_budget: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
 
 class ResponseRequest(Extras, kw_only=True):
@@ -70,10 +83,11 @@ class ResponseRequest(Extras, kw_only=True):
     metadata: Metadata | None = None
     include: list[str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    top_logprobs: int | None = None
+    include_reasoning: bool | None = None
     # declared so that they are refused by name
     conversation: Any = None
     prompt: Any = None
-    top_logprobs: int | None = None
     moderation: Any = None
     previous_input_messages: Any = None
     enable_response_messages: bool | None = None
@@ -88,10 +102,28 @@ class ResponseRequest(Extras, kw_only=True):
     service_tier: Any = None
     context_management: Any = None
 
+    @property
+    def tells_logprobs(self) -> bool:
+        """Of the answer's text."""
+        return _LOGPROBS in (self.include or ())
 
-_REFUSED = ("conversation", "prompt", "top_logprobs", "moderation", "previous_input_messages", "enable_response_messages")
-_WITHOUT_EFFECT = "reasoning.encrypted_content"
-"""What `include` may ask for: thoughts are sent in the clear, so that nothing is missing without it."""
+
+_REFUSED = ("conversation", "prompt", "moderation", "previous_input_messages", "enable_response_messages")
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = frozenset(
+    (
+        _LOGPROBS,
+        "reasoning.encrypted_content",
+        "message.input_image.image_url",
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+    )
+)
+"""What `include` may ask for. Thoughts and images are sent in the clear, and no tools of the server's own are called, so that nothing is
+missing where there is nothing to include."""
 
 
 def refuse_unsupported(body: ResponseRequest) -> None:
@@ -99,15 +131,11 @@ def refuse_unsupported(body: ResponseRequest) -> None:
     for name in _REFUSED:
         if getattr(body, name):
             raise _refused(name, name)
-    if body.truncation == "auto":
-        raise _refused("truncation", "truncation='auto'")
     for wanted in body.include or ():
-        if wanted != _WITHOUT_EFFECT:
+        if wanted not in _INCLUDES:
             raise _refused("include", f"include={wanted!r}")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         raise _refused("text.verbosity", f"text.verbosity={body.text.verbosity!r}")
-    if body.background and body.stream:
-        raise _refused("stream", "stream=true together with background=true")
 
 
 def _refused(param: str, what: str) -> RequestError:

@@ -12,6 +12,7 @@ from pagoda.serving.api.errors import answer_for, message_of
 from pagoda.serving.api.openai.responses_items import new_item_id, text_part
 from pagoda.serving.api.openai.responses_protocol import Item, ResponseRequest
 from pagoda.serving.api.openai.responses_translate import tools_of
+from pagoda.serving.api.stream_events import named_event
 from pagoda.serving.engine.params import SamplingParams
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -80,6 +81,7 @@ class ResponseRecord(msgspec.Struct, kw_only=True):
     tool_choice: Any
     tools: list[dict[str, Any]]
     top_p: float
+    top_logprobs: int = 0
     truncation: str = "disabled"
     usage: Usage | UnsetType = UNSET
     metadata: dict[str, str]
@@ -91,6 +93,13 @@ class Deleted(msgspec.Struct, kw_only=True):
     id: str
     object: str = "response"
     deleted: bool = True
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    """Reply of `/v1/responses/input_tokens`."""
+
+    object: str = "response.input_tokens"
+    input_tokens: int
 
 
 class ItemList(msgspec.Struct, kw_only=True):
@@ -123,8 +132,16 @@ def new_record(body: ResponseRequest, response_id: str, model: str, params: Samp
         tool_choice=body.tool_choice or "auto",
         tools=tools_of(body),
         top_p=params.top_p,
+        top_logprobs=body.top_logprobs or 0,
+        truncation=body.truncation or "disabled",
         metadata=body.metadata or {},
     )
+
+
+def ending_event(record: ResponseRecord, number: int) -> bytes:
+    """The last event of a stream. The protocol has none for what was cancelled, which is a way to be incomplete."""
+    kind = f"response.{'incomplete' if record.status == 'cancelled' else record.status}"
+    return named_event(kind, {"type": kind, "response": record, "sequence_number": number})
 
 
 def usage_of(count: Count) -> Usage:
@@ -143,7 +160,7 @@ def failure_of(error: BaseException) -> Failure:
 
 def part_of(block: Block, text: str) -> dict[str, Any]:
     """The part that a block of words or thoughts is."""
-    return {"type": "reasoning_text", "text": text} if block.kind == "reasoning" else text_part(text)
+    return {"type": "reasoning_text", "text": text} if block.kind == "reasoning" else text_part(text, block.logprobs if text else ())
 
 
 def item_of(block: Block, item_id: str, status: Literal["in_progress", "completed", "incomplete"]) -> Item:

@@ -14,6 +14,7 @@ from pagoda.serving.api.blocks import Answering, Block, Change, Closed, Grown, O
 from pagoda.serving.api.openai.responses_replies import (
     Incomplete,
     ResponseRecord,
+    ending_event,
     failure_of,
     item_id_for,
     item_of,
@@ -33,12 +34,13 @@ async def _nothing() -> None: ...
 @dataclass
 class ResponseRun:
     """Fills `record` from what the model answers; `on_end` is called when it is whole, before the client hears of it, `on_start` when
-    one in the background begins."""
+    one in the background begins, `tell` with the events of one that streams there, and with whether these are the last."""
 
     record: ResponseRecord
     answering: Answering
     on_end: Callable[[], Awaitable[None]] = _nothing
     on_start: Callable[[], Awaitable[None]] = _nothing
+    tell: Callable[[list[bytes], bool], None] | None = None
     _ids: dict[int, str] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -67,7 +69,7 @@ class ResponseRun:
         else:
             self._complete()
         await self.on_end()
-        yield self._encoded({"type": f"response.{self.record.status}", "response": self.record})
+        yield ending_event(self.record, next(self._numbers))
 
     def _plain_events(self, text: str, token_ids: Sequence[int]) -> bytes:
         changes = self.answering.plain(text, len(token_ids))
@@ -75,12 +77,16 @@ class ResponseRun:
 
     async def in_background(self) -> None:
         """Run to the end, whatever that is; cancelling it is one of them."""
+        self._tell({"type": "response.created", "response": self.record}, {"type": "response.queued", "response": self.record})
         try:
-            async with aclosing(self.answering.changes(patient=True)) as steps:
-                async for _ in steps:
+            async with aclosing(self.answering.changes(patient=self.tell is None)) as steps:
+                async for changes in steps:
                     if self.record.status == "queued":
                         self.record.status = "in_progress"
                         await self.on_start()
+                        self._tell({"type": "response.in_progress", "response": self.record})
+                    if self.tell is not None:
+                        self._tell(*(event for change in changes for event in self._events(change)))
         except asyncio.CancelledError:
             self.record.status = "cancelled"
             self._take_output()
@@ -89,6 +95,12 @@ class ResponseRun:
         else:
             self._complete()
         await self.on_end()
+        if self.tell is not None:
+            self.tell([ending_event(self.record, next(self._numbers))], True)
+
+    def _tell(self, *events: Event) -> None:
+        if self.tell is not None and events:
+            self.tell([*map(self._encoded, events)], False)
 
     def _fail(self, error: Exception) -> None:
         log_internal(error)
@@ -132,8 +144,8 @@ class ResponseRun:
                 yield {"type": "response.output_item.added", "output_index": block.index, "item": item}
                 if block.kind != "call":
                     yield self._of_part(block, "response.content_part.added", part=part_of(block, ""))
-            case Grown(block, text):
-                yield self._of_part(block, f"response.{_WORDS[block.kind]}.delta", delta=text)
+            case Grown(block, text, logprobs):
+                yield self._of_part(block, f"response.{_WORDS[block.kind]}.delta", logprobs, delta=text)
             case Closed(block):
                 yield from self._closing(block)
 
@@ -142,15 +154,15 @@ class ResponseRun:
         if block.kind == "call":
             yield self._of_part(block, done, name=block.name, arguments=block.text)
         else:
-            yield self._of_part(block, done, text=block.text)
+            yield self._of_part(block, done, block.logprobs, text=block.text)
             yield self._of_part(block, "response.content_part.done", part=part_of(block, block.text))
         yield {"type": "response.output_item.done", "output_index": block.index, "item": self._item(block)}
 
-    def _of_part(self, block: Block, kind: str, **fields: Any) -> Event:
+    def _of_part(self, block: Block, kind: str, logprobs: Sequence[Any] = (), **fields: Any) -> Event:
         if block.kind != "call":
             fields["content_index"] = 0
         if block.kind == "text" and "part" not in fields:
-            fields["logprobs"] = []
+            fields["logprobs"] = [*logprobs]
         return {"type": kind, "item_id": self._id(block), "output_index": block.index, **fields}
 
 

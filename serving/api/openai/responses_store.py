@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import msgspec
 from pagoda.hal.errors import EngineDeadError, NotFoundError
 from pagoda.serving.api.errors import OverloadedError, RateLimitedError
+from pagoda.serving.api.openai.responses_log import EventLog
 from pagoda.serving.api.openai.responses_protocol import Item
-from pagoda.serving.api.openai.responses_replies import ResponseRecord, failure_of
+from pagoda.serving.api.openai.responses_replies import ResponseRecord, ending_event, failure_of
 
 MAX_BYTES = 256 << 20
 
@@ -17,12 +18,13 @@ MAX_BYTES = 256 << 20
 @dataclass
 class Stored:
     """One of them. `owner`: whose key made it; `given`: the items that it answered; `background`: nobody waits for it, it can be
-    cancelled; `running`: it is still being made; `row`: by which API process."""
+    cancelled; `streamed`: its events are kept; `running`: it is still being made; `row`: by which API process."""
 
     owner: str
     record: ResponseRecord
     given: tuple[Item, ...]
     background: bool = False
+    streamed: bool = False
     running: bool = False
     row: int = 0
     size: int = field(default=0)
@@ -42,6 +44,7 @@ class ResponseStore:
     def __init__(self, most: int, max_bytes: int = MAX_BYTES) -> None:
         self._most, self._max_bytes = most, max_bytes
         self._kept: OrderedDict[str, Stored] = OrderedDict()
+        self._logs: dict[str, EventLog] = {}
         self._bytes = 0
 
     def get(self, owner: str, response_id: str) -> Stored:
@@ -57,8 +60,10 @@ class ResponseStore:
 
     def put(self, stored: Stored) -> None:
         """Keep a response, or what has become of it."""
-        self.forget(stored.record.id)
-        stored.size = stored.measured()
+        self._remove(stored.record.id)
+        if stored.streamed:
+            self._logs.setdefault(stored.record.id, EventLog())
+        stored.size = stored.measured() + (self._logs[stored.record.id].size if stored.streamed else 0)
         self._kept[stored.record.id] = stored
         self._bytes += stored.size
         for oldest in [one for one in self._kept.values() if not one.running]:
@@ -71,7 +76,16 @@ class ResponseStore:
         if stored.record.id in self._kept:
             self.put(stored)
 
+    def log(self, response_id: str) -> EventLog | None:
+        """Its events; None where none are kept."""
+        return self._logs.get(response_id)
+
     def forget(self, response_id: str) -> None:
+        self._remove(response_id)
+        if (log := self._logs.pop(response_id, None)) is not None:
+            log.add([])  # its readers look again, and find that it is gone
+
+    def _remove(self, response_id: str) -> None:
         if (gone := self._kept.pop(response_id, None)) is not None:
             self._bytes -= gone.size
 
@@ -81,6 +95,8 @@ class ResponseStore:
         for stored in lost:
             stored.record.status, stored.running = "failed", False
             stored.record.error = failure_of(EngineDeadError("the server's process that made this response has ended"))
+            if (log := self.log(stored.record.id)) is not None:
+                log.add([ending_event(stored.record, len(log))], ended=True)
             self.put(stored)
         return [stored.record.id for stored in lost]
 

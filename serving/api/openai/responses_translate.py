@@ -23,6 +23,8 @@ def chat_request(body: ResponseRequest, context: Sequence[Item]) -> ChatRequest:
         tools=[_chat_tool(tool) for tool in tools_of(body)] or None,
         tool_choice=_choice(body.tool_choice),
         response_format=_format(body),
+        logprobs=body.tells_logprobs,
+        top_logprobs=body.top_logprobs if body.tells_logprobs else None,
     )
     for name in Extras.__struct_fields__:
         setattr(request, name, getattr(body, name))

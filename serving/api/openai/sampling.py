@@ -12,7 +12,7 @@ from pagoda.serving.api.openai.protocol import ChatRequest, CompletionRequest, G
 from pagoda.serving.api.openai.structured import structured_output
 from pagoda.serving.api.service import Service
 from pagoda.serving.engine.messages import EngineRequest
-from pagoda.serving.engine.params import LogprobsMode, SamplingParams
+from pagoda.serving.engine.params import LogprobsMode, RepetitionDetection, SamplingParams
 from pagoda.serving.frontend.processor import Encoded
 from pagoda.serving.frontend.structured.answers import budgeted
 
@@ -59,6 +59,8 @@ def given_settings(request: GenerationRequest) -> dict[str, Any]:
         raise RequestError("allowed_token_ids is empty: nothing could be said; list ids, or leave it out", param="allowed_token_ids")
     if (structured := structured_output(request)) is not None:
         out["structured_outputs"] = structured
+    if request.repetition_detection is not None:
+        out["repetition_detection"] = RepetitionDetection.of(request.repetition_detection)
     if request.vllm_xargs:
         out["extra"] = request.vllm_xargs
     return out

@@ -14,13 +14,11 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "suffix": ("",),
     "return_token_offsets": (False,),
-    "return_prompt_text": (False,),
     "return_weight_versions": (False,),
 }
 REFUSED = (
     "functions",
     "function_call",
-    "repetition_detection",
     "watermarking",
     "logits_processors",
     "kv_transfer_params",
@@ -36,7 +34,6 @@ REFUSED = (
     "mm_payload",
     "logprob_token_ids",
     "return_token_offsets",
-    "return_prompt_text",
     "return_weight_versions",
     "routed_experts_prompt_start",
 )

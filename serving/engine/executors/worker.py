@@ -11,6 +11,7 @@ from typing import Any
 from pagoda.hal.comm import Topology
 from pagoda.hal.errors import EngineDeadError
 from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
+from pagoda.serving.engine.profiling import Profiler
 from pagoda.serving.engine.results import Pending
 from pagoda.serving.engine.runner import Runner
 from pagoda.serving.engine.turns import take_usual_turns
@@ -29,6 +30,7 @@ class Worker:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._waits: SimpleQueue[tuple[Pending, Future[StepResult]] | None] = SimpleQueue()
         self._runner: Runner | None = None
+        self._profiler = Profiler(topology.rank)
         self._broken: BaseException | None = None
         self._aside = ThreadPoolExecutor(1, thread_name_prefix=f"rank-{topology.rank}-aside")
         name = f"rank-{topology.rank}"
@@ -53,10 +55,13 @@ class Worker:
         return future
 
     def call(self, method: str, arguments: dict[str, Any], aside: bool = False) -> Future[Any]:
-        """Queue a call of a public runner method between steps; `aside`: in a thread of its own, after other such calls."""
-        if aside:
-            return self._aside.submit(lambda: getattr(self._runner, method)(**arguments))
-        return self._enqueue(lambda: getattr(self._runner, method)(**arguments))
+        """Queue a call of a public method of the runner, or of the profiler, between steps; `aside`: in a thread of its own, after other
+        such calls."""
+
+        def call() -> Any:
+            return getattr(self._profiler if hasattr(Profiler, method) else self._runner, method)(**arguments)
+
+        return self._aside.submit(call) if aside else self._enqueue(call)
 
     def stop(self) -> None:
         """Finish what is queued and end the threads; idempotent."""
@@ -83,7 +88,8 @@ class Worker:
         try:
             if self._runner is None or self._broken is not None:
                 raise self._broken or EngineDeadError("a step was submitted before the runner was built")
-            pending = self._runner.launch(plan)
+            with self._profiler.step(len(plan.slots), len(plan.token_ids)):
+                pending = self._runner.launch(plan)
             if not pending.done:
                 self._waits.put((pending, future))
                 return

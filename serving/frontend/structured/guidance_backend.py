@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from functools import partial
 from importlib import import_module
@@ -16,8 +15,12 @@ from pagoda.serving.frontend.structured.schema import Schema
 from pagoda.serving.frontend.structured.vocabulary import NO_TEXT, Vocabulary
 from pagoda.serving.frontend.structured.xgrammar_backend import AHEAD, MAX_BLANKS, allow
 
-log = logging.getLogger("pagoda.engine")
 _UNKNOWN = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
+
+
+LIMITS = {"max_items_in_row": 20_000, "step_max_items": 200_000}
+"""What the library's parser may hold at one place, and make in a step of up to 10 ms. By its own limit, a tenth of the first, it gives up
+within objects of more than 500 optional properties, each of which is four such items."""
 
 
 class _Words:
@@ -43,6 +46,7 @@ class Guidance:
         wrapper = self._library.TokenizerWrapper(_Words(vocabulary))
         self._tokenizer = self._library.LLTokenizer(wrapper, n_vocab=len(vocabulary.texts), eos_token=vocabulary.stops or None)
         self._stops = vocabulary.stops
+        self._limits = self._library.LLParserLimits(**LIMITS)
 
     def compile(self, kind: str, source: str, origin: str) -> Grammar:
         """From `json` (a schema with `options` in it), `regex`, or `lark`. Raises `RequestError` naming what is not followed."""
@@ -52,7 +56,7 @@ class Guidance:
             "lark": self._library.LLMatcher.grammar_from_lark,
         }[kind]
         try:
-            begun = self._library.LLMatcher(self._tokenizer, make(source), log_level=0)
+            begun = self._library.LLMatcher(self._tokenizer, make(source), log_level=0, limits=self._limits)
         except ValueError as error:
             raise refused(str(error), origin) from error
         if begun.is_error():
@@ -90,7 +94,7 @@ def choice_lark(texts: tuple[str, ...]) -> str:
 
 
 class GuidanceMatcher:
-    """Implements `grammar.Matcher`. Where the library gives up (its limits), the output ends."""
+    """Implements `grammar.Matcher`. Where the library gives up (`LIMITS`), the output ends."""
 
     def __init__(self, begun: Any, stops: list[int]) -> None:
         self._matcher, self._stops = begun.deep_copy(), stops
@@ -142,6 +146,10 @@ class GuidanceMatcher:
             self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
             if not self._matcher.is_error():
                 return
-            log.warning("a grammar took more work than llguidance allows, its output ends here: %s", self._matcher.get_error()[:200])
             row[:] = 0
         allow(row, self._stops)
+
+    def failure(self) -> str | None:
+        if not self._matcher.is_error():
+            return None
+        return f"the grammar took more work than is allowed: {self._matcher.get_error().partition(chr(10))[0][:200]}"

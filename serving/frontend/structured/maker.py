@@ -19,8 +19,16 @@ from pagoda.serving.frontend.load import load_tokenizer, tokenizer_path
 from pagoda.serving.frontend.structured.compile_child import CompileChild
 from pagoda.serving.frontend.structured.guidance_backend import Guidance, choice_lark, with_options
 from pagoda.serving.frontend.structured.reasoning import AfterThinking, Anything
-from pagoda.serving.frontend.structured.schema import beyond_xgrammar, prepared, read_schema, with_lengths
+from pagoda.serving.frontend.structured.schema import (
+    MANY_OPTIONAL,
+    beyond_xgrammar,
+    optional_properties,
+    prepared,
+    read_schema,
+    with_lengths,
+)
 from pagoda.serving.frontend.structured.tags import (
+    formats,
     read_tag,
     tag_beyond_guidance,
     tag_beyond_xgrammar,
@@ -70,16 +78,25 @@ class GrammarMaker:
         return partial(AfterThinking, grammar, asked.thinking, self._vocabulary)
 
     def _compile(self, asked: StructuredOutputsParams) -> Grammar:
-        """By the backend that was asked for, or the first one that keeps to all of it."""
-        ways = self._ways(asked)
-        for name, way in ways.items():
-            if way.lack is None:
-                return self._by(name, way, asked)
-        why = "; ".join(f"{name} does not keep to {way.lack}" for name, way in ways.items())
+        """By the backend that was asked for; under `auto` by the first one that keeps to all of it and compiles it: what a library refuses,
+        or does not finish within its bounds of time and memory, is the other's."""
+        lacks, errors = {}, {}
+        for name, way_of in self._ways(asked).items():
+            try:
+                way = way_of(asked)
+                if way.lack is None:
+                    return self._by(name, way, asked)
+                lacks[name] = way.lack
+            except RequestError as error:
+                errors[name] = error
+        if len({str(error) for error in errors.values()}) == 1:
+            raise next(iter(errors.values()))
+        said = errors or {name: f"does not keep to {lack}" for name, lack in lacks.items()}
+        why = "; ".join(f"{name}{':' * bool(errors)} {what}" for name, what in said.items())
         raise RequestError(f"{asked.kind} cannot be followed: {why}", param=asked.origin)
 
-    def _ways(self, asked: StructuredOutputsParams) -> dict[str, Way]:
-        """The backends that may be used here, the faster one first."""
+    def _ways(self, asked: StructuredOutputsParams) -> dict[str, Callable[[StructuredOutputsParams], Way]]:
+        """To the backends that may be used here, the one first whose masks are faster, unless it would compile for long."""
         both: dict[str, Callable[[StructuredOutputsParams], Way]] = {"xgrammar": self._xgrammar, "guidance": self._guidance}
         packages = {"xgrammar": "xgrammar", "guidance": "llguidance"}
         wanted = [name for name in both if self._config.backend in ("auto", name)]
@@ -88,7 +105,13 @@ class GrammarMaker:
             raise RequestError(
                 f'this server lacks the package {packages[wanted[0]]}: pip install "pagoda-llm[structured]"', param=asked.origin
             )
-        return {name: both[name](asked) for name in usable}
+        return {name: both[name] for name in (usable[::-1] if len(usable) > 1 and self._wide(asked) else usable)}
+
+    def _wide(self, asked: StructuredOutputsParams) -> bool:
+        schemas: list[Any] = [self._schema(asked)] if asked.kind == "json" else []
+        if asked.kind == "structural_tag":
+            schemas = [part.get("json_schema") for part in formats(self._tag(asked)["format"]) if part.get("type") == "json_schema"]
+        return any(optional_properties(schema) > MANY_OPTIONAL for schema in schemas)
 
     def _xgrammar(self, asked: StructuredOutputsParams) -> Way:
         if asked.kind == "choice":

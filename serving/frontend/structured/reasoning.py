@@ -34,6 +34,9 @@ class Anything:
     def fill(self, row: IntArray) -> None:
         row[:] = -1
 
+    def failure(self) -> str | None:
+        return None
+
 
 class AfterThinking:
     """Implements `grammar.Matcher`. Whether there is any reasoning is the model's choice at its first token, where a mark that opens it is
@@ -94,6 +97,9 @@ class AfterThinking:
         if self._state.where == "start":
             for token in self._opens:
                 _allow(row, token)
+
+    def failure(self) -> str | None:
+        return self._inner.failure()
 
     def _due(self) -> int | None:
         """The only token that may come, of the mark that closes thoughts whose budget is spent."""

@@ -151,6 +151,9 @@ class XMatcher:
             row[:] = 0
             allow(row, [token])
 
+    def failure(self) -> str | None:
+        return None
+
     def _only(self, row: IntArray) -> int | None:
         """The tokenizer's token where each that the mask allows writes the beginning of what must come."""
         text = self._text()
