@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from pagoda.backends.torch_accelerator.api import TorchApi
+from pagoda.backends.torch_accelerator.peers import Peers
 from pagoda.backends.torch_host.comm import GlooCommunicator, LoneCommunicator, open_store
 from pagoda.backends.torch_host.group import GroupCommunicator
 from pagoda.hal.comm import Communicator, ReduceOp, Topology
 from pagoda.hal.errors import DeviceError
 
+_dist: Any = dist  # the stubs know its classes only in part
 CLASSES = {"nccl": "ProcessGroupNCCL", "xccl": "ProcessGroupXCCL"}
 """Backends that torch itself brings; others are registered by the vendor's package."""
 
@@ -25,13 +30,29 @@ def connect(topology: Topology, api: TorchApi, device: torch.device, backend: st
 
 
 class DeviceCommunicator(GroupCommunicator):
-    """A group of two devices or more, one process each, over a c10d backend whose collectives are ordered by streams."""
+    """A group of two devices or more, one process each, over a c10d backend whose collectives are ordered by streams.
+
+    When a rank is lost what waits for it on the device is given up. The next who waits for the device is told so (`notice`), and whoever
+    wants another collective.
+    """
 
     def __init__(self, topology: Topology, api: TorchApi, device: torch.device, backend: str) -> None:
         super().__init__(topology)
         self._api, self._device = api, device
-        self._group: Any = self._join(topology, backend)
+        self._loss, self._noticed = "", False
+        self._group: Any = None
+        self._join(topology, backend)
         self.barrier()
+
+    def notice(self) -> None:
+        """Raises `DeviceError` where a rank was lost and nobody has been told."""
+        if self._loss and not self._noticed:
+            self._check()
+
+    def _check(self) -> None:
+        if self._loss:
+            self._noticed = True
+            raise DeviceError(f"group {self._name!r} is no more on rank {self.rank}: {self._loss}")
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         flat = x.new_empty((self.world, *x.shape))
@@ -54,17 +75,30 @@ class DeviceCommunicator(GroupCommunicator):
 
     def close(self) -> None:
         if self._group is not None:
-            self._group.shutdown()
+            self._peers.close()
+            if not self._loss:
+                self._group.shutdown()
             self._group = None
 
     def _closed(self) -> bool:
         return self._group is None
 
-    def _join(self, topology: Topology, backend: str) -> Any:
+    def _do(self, op: str, start: Callable[[], Any]) -> None:
+        self._check()
+        super()._do(op, start)
+
+    def _lose(self, why: str) -> None:
+        self._loss = why
+        if self._group is not None:
+            self._group.abort()
+
+    def _join(self, topology: Topology, backend: str) -> None:
+        lose = weakref.WeakMethod(self._lose)
         try:
-            store = dist.PrefixStore(topology.name, open_store(topology))
-            return make_group(backend, store, topology.rank, topology.world, timedelta(seconds=topology.timeout_s))
-        except (RuntimeError, ValueError) as error:
+            store = _dist.PrefixStore(topology.name, open_store(topology))
+            self._group = make_group(backend, store, topology.rank, topology.world, timedelta(seconds=topology.timeout_s))
+            self._peers = Peers(topology, store, lambda why: (there := lose()) and there(why))
+        except (RuntimeError, ValueError, OSError) as error:
             raise DeviceError(
                 f"rank {topology.rank} of {topology.world} could not join group {topology.name!r} at {topology.address}: {error};"
                 " check that every rank started and that the address is reachable"
@@ -75,6 +109,8 @@ def make_group(backend: str, store: Any, rank: int, world: int, patience: timede
     """A process group of c10d's backend of that name, outside torch's global groups. Raises `DeviceError` where there is none."""
     kind = getattr(dist, CLASSES.get(backend, ""), None)
     if kind is not None:
+        # A loss is noticed here; torch would end the whole process over it.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         options = kind.Options()
         options._timeout = patience
         return kind(store, rank, world, options)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TypeVar
 
 import torch
 from pagoda.backends.torch_accelerator.api import TorchApi
-from pagoda.backends.torch_accelerator.comm import connect
+from pagoda.backends.torch_accelerator.comm import DeviceCommunicator, connect
 from pagoda.backends.torch_accelerator.graphs import AcceleratorGraphs
 from pagoda.backends.torch_accelerator.memory import AcceleratorMemory
 from pagoda.backends.torch_accelerator.stream import AcceleratorStream
@@ -37,6 +38,7 @@ class AcceleratorDevice:
         self.info = info
         self.torch_device = torch.device(api.kind, info.index)
         self._api, self._collectives = api, collectives
+        self._groups = weakref.WeakSet[DeviceCommunicator]()
         api.use(self.torch_device)
         self.memory: Memory = AcceleratorMemory(api, self.torch_device, pinned=Feature.PINNED_HOST in info.features)
         captured = Feature.GRAPHS in info.features
@@ -50,9 +52,14 @@ class AcceleratorDevice:
             self._api.synchronize(self.torch_device)
         except RuntimeError as error:
             raise DeviceError(f"work on {self.info.model} failed: {error}") from error
+        for group in self._groups:
+            group.notice()
 
     def communicator(self, topology: Topology) -> Communicator:
-        return connect(topology, self._api, self.torch_device, self._collectives)
+        group = connect(topology, self._api, self.torch_device, self._collectives)
+        if isinstance(group, DeviceCommunicator):
+            self._groups.add(group)
+        return group
 
     def kv_layout(self, group: CacheGroup) -> KVLayout:
         return host_layout(group, self.memory, self.info.limits.alignment)
