@@ -124,6 +124,16 @@ def _moe_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
         # Hundreds of choices an expert go another way than few: in larger blocks, sorted by several programs.
         for rows in (0, 1, 4, 33, *((1100,) if name in ("biased", "a rank's share") else ())):
             yield _moe_case(gen, facts, f"{name}, {rows} rows", rows)
+    # Few tokens of many experts, whose choices are hardly ever the same; rows longer than a tile.
+    few = replace(base, bias=True, top_k=3)
+    for facts, rows in (
+        (replace(few, experts=6, width=1100, hidden=30), 1),
+        (replace(few, experts=6, width=50, hidden=1100), 1),
+        (replace(few, experts=64), 2),
+        (replace(few, experts=64, first=10, local=30, scale_input=True), 2),
+        (replace(few, experts=64, first=10, local=30, alpha=1.702, limit=1.0), 2),
+    ):
+        yield _moe_case(gen, facts, f"few tokens, {facts.experts} experts of {facts.width} × {facts.hidden}", rows)
 
 
 def _moe_case(gen: torch.Generator, facts: MoeMlpFacts, label: str, rows: int) -> Case:

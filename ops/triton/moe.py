@@ -14,6 +14,8 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.moe import MoeMlpFacts, RouteFacts
 from pagoda.ops.triton.launch import describes, early, fitting_stages
+from pagoda.ops.triton.moe_activation import activated, kind_of
+from pagoda.ops.triton.moe_few import choices_apart, few_alike
 from pagoda.ops.triton.moe_sort import sort_choices
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -73,14 +75,6 @@ class Route(PlainKernel):
                 BIAS=bias is not None, BLOCK_K=triton.next_power_of_2(facts.top_k), num_warps=1, **early(logits.device),
             )  # fmt: skip
         return weights, ids
-
-
-@triton.jit
-def activated(gate, up, alpha, limit, KIND: tl.constexpr):
-    if KIND == "clamped":
-        gate, up = tl.minimum(gate, limit), tl.minimum(tl.maximum(up, -limit), limit)
-        return gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
-    return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -214,11 +208,6 @@ FIXED = MoeTile(64, Cut(64, 64), Cut(64, 64))
 """For any number of choices, so that a token's sums are taken in one order."""
 
 
-def kind_of(facts: MoeMlpFacts) -> str:
-    """Of the activation, as the kernels name it."""
-    return "clamped" if facts.limit is not None and facts.alpha is not None else "silu"
-
-
 def sum_choices(facts: MoeMlpFacts, parts: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What the choices of each token come to."""
     out = torch.empty(ids.shape[0], facts.width, dtype=dtype, device=parts.device)
@@ -237,7 +226,13 @@ class MoeMlp(PlainKernel):
     def run(self, packed: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         if x.shape[0] == 0:
             return torch.empty(0, self.facts.width, dtype=x.dtype, device=x.device)
+        if self._apart(x.shape[0]):
+            x = x if x.stride(-1) == 1 else x.contiguous()
+            return choices_apart(self.facts, packed, x, weights.contiguous(), ids.contiguous())
         return self.in_tiles(packed, x, weights, ids, self._tile(ids.numel(), x.device))
+
+    def _apart(self, tokens: int) -> bool:
+        return few_alike(self.facts, tokens)
 
     def in_tiles(self, packed: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, tile: MoeTile) -> torch.Tensor:
         """The same cut as `tile` says."""
@@ -287,6 +282,9 @@ class MoeMlp(PlainKernel):
 
 class MoeMlpFixed(MoeMlp):
     """The same with one tile for any number of choices: a token's sums are taken in one order, whoever else is there."""
+
+    def _apart(self, tokens: int) -> bool:
+        return False
 
     def _tile(self, pairs: int, device: torch.device) -> MoeTile:
         return FIXED

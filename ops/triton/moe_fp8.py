@@ -15,7 +15,8 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.moe_fp8 import MoeMlpFp8Facts
 from pagoda.ops.triton.fp8_rows import Fp8Rows, coded
 from pagoda.ops.triton.launch import BESIDE, fitting_stages
-from pagoda.ops.triton.moe import activated, kind_of, sum_choices
+from pagoda.ops.triton.moe import sum_choices
+from pagoda.ops.triton.moe_activation import activated, kind_of
 from pagoda.ops.triton.moe_sort import sort_choices
 
 
