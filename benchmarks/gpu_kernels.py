@@ -158,6 +158,8 @@ def join(columns: int, inner: int, gated: bool, rows: int) -> dict[str, Any]:
     calls = max(1, 60 // copies) * copies
     found: dict[str, Any] = {"apart": timed([partial(apart.run, packed[i % copies], x, residual) for i in range(calls)])}
     for way in gemm_routes.JOINED_VECTORS if rows == 1 else gemm_routes.JOINED:
+        if not kernel.fits(way, weights[0]):
+            continue
         error = float(((kernel.joined(packed[0], x, residual, way)[0] - true).norm() / true.norm()).cpu())
         if not error < 1e-2:
             print(f"  wrong: {columns}×{inner}, {rows} rows, {way}: {error}", flush=True)
@@ -198,7 +200,8 @@ def compile_joined(part: int, of: int, models: list[str]) -> None:
         weight = torch.zeros(columns, inner, dtype=torch.bfloat16, device="cuda")
         x, norm = weight[:rows].clone(), weight[0].clone()
         for way in gemm_routes.JOINED_VECTORS if rows == 1 else gemm_routes.JOINED:
-            NormGemm(facts).joined({"weight": weight, "norm": norm}, x, x, way)
+            if NormGemm(facts).fits(way, weight):
+                NormGemm(facts).joined({"weight": weight, "norm": norm}, x, x, way)
     torch.cuda.synchronize()
 
 

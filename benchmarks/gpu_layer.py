@@ -30,10 +30,10 @@ from pagoda.ops.norm_gemm import NormGemmFacts
 from pagoda.ops.triton.act_gemm import ActGemm
 from pagoda.ops.triton.gemm import Gemm, multiply
 from pagoda.ops.triton.gemm_fp8 import GemmFp8
-from pagoda.ops.triton.gemm_routes import ONE_SCALE, VECTORS, Fp8Route, Route, route
+from pagoda.ops.triton.gemm_routes import JOINED, JOINED_VECTORS, ONE_SCALE, VECTORS, Fp8Route, Route, route
+from pagoda.ops.triton.norm_gemm import NormGemm
 from pagoda.ops.triton.norm_gemm_fp8 import NormGemmFp8
 from pagoda.ops.triton.paged_attention import PagedAttention
-from pagoda.ops.triton.pointwise import AddRmsNorm, SiluAndMul
 
 SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "up": (28672, 4096), "down": (4096, 14336)}
 """(columns, inner) of a layer's products, in their order."""
@@ -54,24 +54,26 @@ class Plain:
         self.rows, self.bench = rows, Bench(Shape("layer", self.heads, rows, 1, context), 64)
         self.attention = PagedAttention(self.bench.facts)
         self.plan = self.attention.plan(replace(self.bench.batch, max_seq=8192))
-        self.gemms = {name: Gemm(GemmFacts("bfloat16", inner, columns)) for name, (columns, inner) in self.shapes.items()}
-        self.norm, self.act = AddRmsNorm(NormFacts("bfloat16", self.width, 1e-6)), SiluAndMul(ActivationFacts("bfloat16", "silu"))
+        facts = {name: GemmFacts("bfloat16", inner, columns) for name, (columns, inner) in self.shapes.items()}
+        norm, act = NormFacts("bfloat16", self.width, 1e-6), ActivationFacts("bfloat16", "silu")
+        self.joined = {"qkv": NormGemm(NormGemmFacts(norm, facts["qkv"])), "up": NormGemm(NormGemmFacts(norm, facts["up"], act))}
+        self.gemms = {name: self.joined[name]._gemm if name in self.joined else Gemm(one) for name, one in facts.items()}
         self.weights = [{name: self._weight(*shape) for name, shape in self.shapes.items()} for _ in range(self.layers)]
-        self.ones = {"weight": torch.ones(self.width, device="cuda", dtype=torch.bfloat16)}
         self.x = torch.randn(rows, self.width, device="cuda", dtype=torch.bfloat16)
 
     def _weight(self, columns: int, inner: int) -> dict[str, torch.Tensor]:
-        return {"weight": torch.randn(columns, inner, device="cuda", dtype=torch.bfloat16) * inner**-0.5}
+        weight = torch.randn(columns, inner, device="cuda", dtype=torch.bfloat16) * inner**-0.5
+        return {"weight": weight, "norm": torch.ones(inner, device="cuda", dtype=torch.bfloat16)}
 
     def run(self, attend: bool = True) -> torch.Tensor:
         x, residual, gemms = self.x, self.x, self.gemms
         for index, packed in enumerate(self.weights):
-            normed, residual = self.norm.run(self.ones, x, residual)
-            q = gemms["qkv"].run(packed["qkv"], normed)[:, : 128 * self.heads[0]].unflatten(1, (self.heads[0], 128))
+            qkv, residual = self.joined["qkv"].run(packed["qkv"], x, residual)
+            q = qkv[:, : 128 * self.heads[0]].unflatten(1, (self.heads[0], 128))
             pages = self.bench.pages[index % len(self.bench.pages)]
             seen = self.attention.run(q, *pages, self.bench.batch, self.plan) if attend else q
-            normed, residual = self.norm.run(self.ones, gemms["out"].run(packed["out"], seen.flatten(1)), residual)
-            x = gemms["down"].run(packed["down"], self.act.run(gemms["up"].run(packed["up"], normed)))
+            gate, residual = self.joined["up"].run(packed["up"], gemms["out"].run(packed["out"], seen.flatten(1)), residual)
+            x = gemms["down"].run(packed["down"], gate)
         return x
 
     def use(self, name: str, way: Route | None) -> None:
@@ -150,14 +152,37 @@ class Layers:
 
 
 def attention(layers: Plain | Layers, save: Callable[[str, Any], None]) -> None:
-    """µs a layer by splits of attention."""
+    """µs a layer by splits of attention, merged by the last program of a group or by a kernel of its own."""
     plan, found = layers.plan, {}
-    for splits in sorted({plan.parts[0].splits, 2, 4, 8}):
-        layers.plan = plan._replace(parts=(plan.parts[0]._replace(splits=splits),))
-        found[f"{splits} splits"] = layers.time()
+    zeros = layers.attention.arrived(layers.bench.batch)
+    for splits in sorted({plan.parts[0].splits, 2, 4, 8, 16}):
+        for name, arrived in (("", None), (", merged in passing", zeros)):
+            layers.plan = plan._replace(parts=(plan.parts[0]._replace(splits=splits, arrived=arrived),))
+            found[f"{splits} splits{name}"] = layers.time()
     layers.plan = plan
     print(f"  {layers.rows} rows, attention: { ({name: round(value, 2) for name, value in found.items()}) }", flush=True)
     save(f"{layers.rows} rows, attention", found)
+
+
+def surroundings(layers: Plain, best: float, true: torch.Tensor, save: Callable[[str, Any], None]) -> float:
+    """µs a layer by whether products take the addition and norm before them along, and the activation after them; the best stays."""
+    rows = layers.rows
+    for name, product in layers.joined.items():
+        winner, times = product.way(rows), dict[str, float]()
+        for way in (None, *(JOINED_VECTORS if rows == 1 else JOINED)):
+            if way is not None and not product.fits(way, layers.weights[0][name]["weight"]):
+                continue
+            product._routes[rows] = way
+            error = float(((layers.run().float() - true).norm() / true.norm()).cpu())
+            spent = times[json.dumps(way and list(way))] = layers.time()
+            if not error < 0.1:
+                print(f"  wrong: {name} {way} {error}", flush=True)
+            elif spent < best - 0.1 or way == winner:
+                best, winner = min(best, spent), way
+        product._routes[rows] = winner
+        print(f"    norm and {name}: {best:.2f} µs a layer with {winner}; { ({k: round(v, 2) for k, v in times.items()}) }", flush=True)
+        save(f"{rows} rows, norm and {name}", {"times": times, "best": winner and list(winner)})
+    return best
 
 
 def search(layers: Plain | Layers, deadline: float, save: Callable[[str, Any], None]) -> list[list[Any]]:
@@ -171,6 +196,8 @@ def search(layers: Plain | Layers, deadline: float, save: Callable[[str, Any], N
         f"  {rows} rows: by the table {best:.2f} µs a layer, again {layers.time():.2f}, without attention {layers.time(False):.2f}",
         flush=True,
     )
+    if isinstance(layers, Plain):
+        best = surroundings(layers, best, true, save)
     chosen = {}
     for name in layers.gemms:
         winner, times = layers.way(name), found.setdefault(name, {})

@@ -2,7 +2,7 @@
 
 A row is one use of one kernel: µs inside a CUDA graph (`gpu_kernels.timed`), the fewest bytes that it must move and the operations that
 it must do, and the larger of both times over what it took. Inputs rotate past the cache. `--tiles` tries other ways to cut the kernels
-that have a choice. The ceilings are those measured on an H200.
+that have a choice; `--only few-experts` those of experts of few tokens. The ceilings are those measured on an H200.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from pagoda.ops.attention import AttentionFacts, HostLengths, PagedBatch
 from pagoda.ops.moe import MoeMlpFacts
 from pagoda.ops.moe_fp8 import MoeMlpFp8Facts
 from pagoda.ops.triton.latent_attention import LatentAttention
-from pagoda.ops.triton.moe import Cut, MoeMlp, MoeTile
+from pagoda.ops.triton.moe import Cut, MoeMlp, MoeTile, moe_tile
+from pagoda.ops.triton.moe_few import DOWN, UP, Few, choices_apart
 from pagoda.ops.triton.moe_fp8 import Fp8Tile, MoeMlpFp8, fp8_tile
 from pagoda.ops.triton.paged_attention import AttentionPlan, PagedAttention
 from pagoda.ops.triton.tiles import Tile
@@ -227,6 +228,48 @@ def plain_cuts(kernel: MoeMlp, packed: Any, sets: list[Any], note: Callable[...,
             best = min(times, key=lambda cut: times[cut]) if part == "up" else best
 
 
+FEW_CUTS = (Few(4, 1024), Few(8, 512), Few(2, 2048), Few(4, 512), Few(8, 1024, 8), Few(4, 2048, 8), Few(2, 1024))
+SMALL_CUTS = (
+    Cut(32, 128), Cut(32, 256, 4, 3), Cut(64, 128, 4, 3), Cut(64, 64, 4, 6), Cut(16, 256), Cut(32, 128, 4, 4, True),
+    Cut(64, 128, 4, 3, True), Cut(128, 64, 4, 4, True),
+)  # fmt: skip
+"""How experts of few tokens are cut, each choice apart and in blocks of 16."""
+
+
+def few_experts(note: Callable[..., None]) -> None:
+    """bfloat16 experts of one, two and eight tokens: each choice apart, and sorted."""
+    facts = MoeMlpFacts("bfloat16", 128, 2048, 768, 8)
+    kernel, packed = MoeMlp(facts), {
+        "up": torch.randn(facts.experts, 2 * facts.hidden, facts.width, device="cuda", dtype=torch.bfloat16) / 60,
+        "down": torch.randn(facts.experts, facts.width, facts.hidden, device="cuda", dtype=torch.bfloat16) / 40,
+    }  # fmt: skip
+    for tokens in (1, 2, 8):
+        sets = [_routed(facts, tokens) for _ in range(8)]
+        work, usual = _expert_work(facts, sets, 2, "bfloat16"), moe_tile(tokens * facts.top_k / facts.experts)
+        true = kernel.in_tiles(packed, *sets[0], usual).float()
+        ways: dict[str, Callable[..., torch.Tensor]] = {"sorted": partial(_sorted, kernel, usual)}
+        if tokens < 8:
+            ways |= {f"apart, up {list(cut)}": partial(_apart, facts, cut, DOWN) for cut in FEW_CUTS}
+            ways |= {f"apart, down {list(cut)}": partial(_apart, facts, UP, cut) for cut in FEW_CUTS[1:]}
+        else:
+            ways |= {f"sorted, up {list(cut)}": partial(_sorted, kernel, usual._replace(up=cut)) for cut in SMALL_CUTS}
+            ways |= {f"sorted, down {list(cut)}": partial(_sorted, kernel, usual._replace(down=cut)) for cut in SMALL_CUTS[1:]}
+        for name, way in ways.items():
+            try:
+                error = float((way(packed, *sets[0]).float() - true).norm() / true.norm())
+                note(f"{tokens} tokens, {name}{'' if error < 1e-2 else f' WRONG {error}'}", _of_experts(way, packed, sets), work)
+            except Exception as trouble:
+                print(f"  {name}: {str(trouble)[:150]}", flush=True)
+
+
+def _sorted(kernel: MoeMlp, tile: MoeTile, packed: Any, x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return kernel.in_tiles(packed, x, shares, ids, tile)
+
+
+def _apart(facts: MoeMlpFacts, up: Few, down: Few, packed: Any, x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return choices_apart(facts, packed, x, shares, ids, up, down)
+
+
 def _in_tile(kernel: MoeMlpFp8, tile: Fp8Tile, packed: Any, x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return kernel.in_tiles(packed, x, shares, ids, tile)
 
@@ -273,7 +316,12 @@ def main() -> None:
 
     for only in options.only.split(","):
         try:
-            experts(options.tiles, only == "experts", note) if only in ("experts", "bf16-experts") else attention(only, options.tiles, note)
+            if only == "few-experts":
+                few_experts(note)
+            elif only in ("experts", "bf16-experts"):
+                experts(options.tiles, only == "experts", note)
+            else:
+                attention(only, options.tiles, note)
         except Exception:
             traceback.print_exc()
         torch.cuda.empty_cache()

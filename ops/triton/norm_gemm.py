@@ -2,6 +2,7 @@
 
 The norm's factor is one number a row: the product is made of the weighted row, whose squares are summed on the way, and multiplied by the
 factor at the end, so that the row is read once. Each program reads the whole row, which lies in the cache; the first one writes the sum.
+Where a program's memory holds whole columns of weights, they wait there for the row.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from pagoda.ops.linear import GemmFacts
 from pagoda.ops.norm_gemm import NormGemmFacts
 from pagoda.ops.triton.gemm import Gemm
 from pagoda.ops.triton.gemm_routes import Route, joined_route
-from pagoda.ops.triton.launch import early, fitting_stages
+from pagoda.ops.triton.launch import describes, early, shared_memory
 from pagoda.ops.triton.pointwise import AddRmsNorm, SiluAndMul
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 @triton.jit
@@ -81,46 +83,42 @@ def one_row(x, residual, norm, weight, bias, scale, out, total, columns, eps, of
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _rows(x, residual, norm, weight, bias, out, total, rows, columns, eps, offset, x_t, INNER: tl.constexpr, BLOCK_M: tl.constexpr,
-          BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-          EARLY: tl.constexpr):  # fmt: skip
-    """Some rows with the matrix units: a program takes all of them and BLOCK_N columns."""
+def _whole(x, residual, norm, weight, bias, out, total, rows, columns, eps, offset, x_t, INNER: tl.constexpr, BLOCK_M: tl.constexpr,
+           BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """Some rows at once: all inner numbers of BLOCK_N columns (of gate and of up: BLOCK_N each) are there before the kernel in front has
+    ended. Columns are the product's left side, which is the wide one. Where they are one block, `weight` is a descriptor of it."""
+    tile = tl.program_id(0)
+    m, n, k = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    if GATED:
+        row = tl.arange(0, 2 * BLOCK_N)
+        row = tile * BLOCK_N + row % BLOCK_N + row // BLOCK_N * columns
+        mask = (row < columns * (1 + tl.arange(0, 2 * BLOCK_N) // BLOCK_N))[:, None] & (k < INNER)[None, :]
+        columns_NK = tl.load(weight + row.to(tl.int64)[:, None] * INNER + k[None, :], mask=mask, other=0.0)
+    else:
+        columns_NK = weight.load([tile * BLOCK_N, 0])
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    tile = tl.program_id(0)
-    m, n, k = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
-    first = weight + n.to(tl.int64)[None, :] * INNER + k[:, None]
-    second = weight + (n.to(tl.int64) + columns)[None, :] * INNER + k[:, None]
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    acc_up = acc
-    squares = tl.zeros([BLOCK_M], tl.float32)
-    valid, there = (m < rows)[:, None], (n < columns)[None, :]
-    for start in range(0, INNER, BLOCK_K):
-        inside = (start + k < INNER)[None, :]
-        mask_a, mask_b = (valid, there) if EVEN_K else (valid & inside, there & tl.trans(inside))
-        place = m[:, None] * INNER + start + k[None, :]
-        value = tl.load(x + m[:, None] * x_t + start + k[None, :], mask=mask_a, other=0.0)
-        value += tl.load(residual + place, mask=mask_a, other=0.0)
-        if tile == 0:
-            tl.store(total + place, value, mask=mask_a)
-        wide = value.to(tl.float32)
-        squares += tl.sum(wide * wide, 1)
-        weights = tl.load(norm + start + k, mask=start + k < INNER, other=0.0).to(tl.float32) + offset
-        left = (wide * weights[None, :]).to(value.dtype)
-        acc = tl.dot(left, tl.load(first + start, mask=mask_b, other=0.0), acc, input_precision="ieee")
-        if GATED:
-            acc_up = tl.dot(left, tl.load(second + start, mask=mask_b, other=0.0), acc_up, input_precision="ieee")
-    factor = tl.rsqrt(squares / INNER + eps)[:, None]
-    result = acc * factor
-    if BIAS:
-        result += tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)[None, :]
+    inside = (m < rows)[:, None] & (k < INNER)[None, :]
+    place = m[:, None] * INNER + k[None, :]
+    value = tl.load(x + m[:, None] * x_t + k[None, :], mask=inside, other=0.0) + tl.load(residual + place, mask=inside, other=0.0)
+    if tile == 0:
+        tl.store(total + place, value, mask=inside)
+    wide = value.to(tl.float32)
+    factor = tl.rsqrt(tl.sum(wide * wide, 1) / INNER + eps)
+    scale = tl.load(norm + k, mask=k < INNER, other=0.0).to(tl.float32) + offset
+    normed = (wide * factor[:, None] * scale[None, :]).to(value.dtype)
+    result = tl.dot(columns_NK, tl.trans(normed), input_precision="ieee")
+    there = n < columns
     if GATED:
-        up = acc_up * factor
+        result, up = tl.split(tl.permute(result.reshape(2, BLOCK_N, BLOCK_M), 1, 2, 0))
+    if BIAS:
+        result += tl.load(bias + n, mask=there, other=0.0).to(tl.float32)[:, None]
+    if GATED:
         if BIAS:
-            up += tl.load(bias + columns + n, mask=n < columns, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(bias + columns + n, mask=there, other=0.0).to(tl.float32)[:, None]
         result = _activated(result, up)
-    tl.store(out + m[:, None] * columns + n[None, :], result.to(out.dtype.element_ty), mask=valid & there)
+    tl.store(out + m[None, :] * columns + n[:, None], result.to(out.dtype.element_ty), mask=(m < rows)[None, :] & there[:, None])
 
 
 class NormGemm(PlainKernel):
@@ -136,15 +134,28 @@ class NormGemm(PlainKernel):
         self._routes: dict[int, Route | None] = {}
 
     def run(self, packed: Any, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, gemm = x.shape[0], self.facts.gemm
-        if rows not in self._routes:
-            self._routes[rows] = joined_route(rows, gemm.out_features, gemm.in_features, self._act is not None)
-        chosen = self._routes[rows]
-        if chosen is not None and rows and packed["weight"].is_contiguous():
+        chosen = self.way(x.shape[0])
+        if chosen is not None and len(x) and packed["weight"].is_contiguous() and self.fits(chosen, packed["weight"]):
             return self.joined(packed, x, residual, chosen)
         normed, total = self._add.run({"weight": packed["norm"]}, x, residual)
         out = self._gemm.run(packed, normed)
         return (out if self._act is None else self._act.run(out)), total
+
+    def way(self, rows: int) -> Route | None:
+        """How so many rows go in one kernel; None: one after the other."""
+        gemm = self.facts.gemm
+        if rows not in self._routes:
+            self._routes[rows] = joined_route(rows, gemm.out_features, gemm.in_features, self._act is not None)
+        return self._routes[rows]
+
+    def fits(self, chosen: Route, weight: torch.Tensor) -> bool:
+        """Whether whole columns, where the way asks for them, find room and a descriptor, whose rows begin at multiples of 16 bytes. They
+        are multiplied out of shared memory, which takes 64 at once: fewer would go through registers, all at the same time."""
+        if chosen.split == 0:
+            return True
+        inner, columns, size = self.facts.gemm.in_features, chosen.block_n * (1 if self._act is None else 2), weight.element_size()
+        room = (columns + 32) * triton.next_power_of_2(inner) * size
+        return columns >= 64 and describes(weight.device) and inner * size % 16 == 0 and room <= shared_memory(weight.device)
 
     def joined(self, packed: Any, x: torch.Tensor, residual: torch.Tensor, chosen: Route) -> tuple[torch.Tensor, torch.Tensor]:
         """In one kernel, cut as `chosen` says."""
@@ -156,19 +167,23 @@ class NormGemm(PlainKernel):
         weight, bias = packed["weight"], packed.get("bias")
         tensors = (x, residual, packed["norm"], weight, weight if bias is None else bias, out, total)
         common = {
-            "INNER": inner, "BLOCK_N": chosen.block_n, "BLOCK_K": chosen.block_k, "BIAS": bias is not None, "GATED": gated,
-            "num_warps": chosen.warps, "num_stages": chosen.depth(x.element_size()), **early(x.device),
+            "INNER": inner, "BLOCK_N": chosen.block_n, "BIAS": bias is not None, "GATED": gated, "num_warps": chosen.warps,
+            **early(x.device),
         }  # fmt: skip
         grid = (triton.cdiv(columns, chosen.block_n),)
         if chosen.split == 0:
-            one_row[grid](*tensors[:5], weight, out, total, columns, facts.norm.eps, facts.norm.offset, SCALED=False, **common)
+            one_row[grid](
+                *tensors[:5], weight, out, total, columns, facts.norm.eps, facts.norm.offset, SCALED=False, BLOCK_K=chosen.block_k,
+                num_stages=chosen.depth(x.element_size()), **common,
+            )  # fmt: skip
             return out, total
-        block_m = max(16, triton.next_power_of_2(rows))
-        # Rows, what is added to them, and weights, those of gate and of up.
-        stage = (2 * block_m + (2 if gated else 1) * chosen.block_n) * chosen.block_k * x.element_size()
-        common["num_stages"] = fitting_stages(x.device, common["num_stages"], stage)
-        _rows[grid](
-            *tensors, rows, columns, facts.norm.eps, facts.norm.offset, x.stride(0), BLOCK_M=block_m,
-            EVEN_K=inner % chosen.block_k == 0, **common,
+        _whole[grid](
+            *tensors[:3], weight if gated else _described(weight, chosen.block_n), *tensors[4:], rows, columns, facts.norm.eps,
+            facts.norm.offset, x.stride(0), BLOCK_M=max(16, triton.next_power_of_2(rows)), BLOCK_K=triton.next_power_of_2(inner), **common,
         )  # fmt: skip
         return out, total
+
+
+def _described(weight: torch.Tensor, columns: int) -> TensorDescriptor:
+    """Whole columns of the product."""
+    return TensorDescriptor(weight, list(weight.shape), list(weight.stride()), [columns, triton.next_power_of_2(weight.shape[-1])])
