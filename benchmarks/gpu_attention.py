@@ -1,4 +1,4 @@
-"""Attention kernels of a GPU on the shapes that serving has, inside CUDA graphs: `python benchmarks/gpu_attention.py [--tiles]`.
+"""Attention kernels of a GPU on the shapes that serving has, inside CUDA graphs: `python benchmarks/gpu_attention.py [--only W4]`.
 
 Every figure is the median of replays over layers whose pages lie apart, so that caches hold nothing of the next. The ceilings are those
 measured on the device: bytes of K and V over the reading rate, operations of the causal part over the rate of matrix products.
@@ -24,6 +24,7 @@ from pagoda.hal.kernel import KernelRun
 from pagoda.hal.table import KernelPolicy
 from pagoda.ops.attention import AttentionFacts, HostLengths, PagedBatch
 from pagoda.ops.table import candidates, kernel_table
+from pagoda.ops.triton.context_rows import lay_out
 from pagoda.ops.triton.paged_attention import AttentionPlan, PagedAttention
 from pagoda.ops.triton.tiles import Tile
 
@@ -48,31 +49,36 @@ DECODE_TILES = tuple(
 
 @dataclass(frozen=True)
 class Shape:
-    """`requests` of `queries` new tokens on `length` keys in all; heads of queries and of keys."""
+    """Heads of queries and of keys; of each request its new tokens, and its keys in all."""
 
     name: str
     heads: tuple[int, int]
-    requests: int
-    queries: int
-    length: int
+    requests: tuple[tuple[int, int], ...]
+
+    @property
+    def flops(self) -> float:
+        return 4 * self.heads[0] * 128 * sum(queries * keys - queries * (queries - 1) / 2 for queries, keys in self.requests)
 
     @property
     def floor_us(self) -> float:
         """The larger of the two times that bytes and operations need."""
-        seen = self.queries * self.length - self.queries * (self.queries - 1) / 2
-        flops = 4 * self.requests * seen * self.heads[0] * 128
-        nbytes = 4 * self.requests * (self.length * self.heads[1] + self.queries * self.heads[0]) * 128
-        return max(flops / BF16_FLOPS, nbytes / READ_BYTES_S) * 1e6
+        nbytes = 4 * 128 * sum(keys * self.heads[1] + queries * self.heads[0] for queries, keys in self.requests)
+        return max(self.flops / BF16_FLOPS, nbytes / READ_BYTES_S) * 1e6
 
 
 def shapes() -> Iterator[Shape]:
     for heads in ((16, 8), (32, 8)):
         for requests in (1, 8, 64, 256):
             for length in (512, 4096):
-                yield Shape(f"decode {requests} x {length}", heads, requests, 1, length)
-        yield Shape("prompt 2 x 4096", heads, 2, 4096, 4096)
-        yield Shape("prompt 16 x 512", heads, 16, 512, 512)
-        yield Shape("prompt 64 x 128 on 4224", heads, 64, 128, 4224)
+                yield Shape(f"decode {requests} x {length}", heads, ((1, length),) * requests)
+        yield Shape("prompt 2 x 4096", heads, ((4096, 4096),) * 2)
+        yield Shape("prompt 16 x 512", heads, ((512, 512),) * 16)
+        yield Shape("prompt 64 x 128 on 4224", heads, ((128, 4224),) * 64)
+    for heads in ((32, 8), (16, 8), (32, 4)):
+        # Steps of 8,192 tokens; as W4 has them once decodes share its steps: the end of one prompt, a whole one, the beginning of a third.
+        yield Shape("W4 2 x 4096", heads, ((4096, 4096),) * 2)
+        yield Shape("W4 8 x 1024", heads, ((1024, 1024),) * 8)
+        yield Shape("W4 300 on 4096, 4096, 3780", heads, ((300, 4096), (4096, 4096), (3780, 3780)))
 
 
 class Bench:
@@ -81,23 +87,23 @@ class Bench:
     def __init__(self, shape: Shape, page: int) -> None:
         self.shape, (heads, kv_heads) = shape, shape.heads
         self.facts = AttentionFacts("bfloat16", "bfloat16", heads, kv_heads, 128, 128, page, 128**-0.5)
-        pages = -(-shape.length // page)
-        total = shape.requests * pages + 1
+        pages = -(-max(keys for _, keys in shape.requests) // page)
+        total = len(shape.requests) * pages + 1
         self.layers = min(LAYERS, max(1, int(40e9 // (total * page * kv_heads * 512))))
         pool = torch.randn(total, self.layers, 2, kv_heads, page, 128, device="cuda", dtype=torch.bfloat16)
         self.pages = [(pool[:, i, 0].transpose(1, 2), pool[:, i, 1].transpose(1, 2)) for i in range(self.layers)]
-        self.q = torch.randn(shape.requests * shape.queries, heads, 128, device="cuda", dtype=torch.bfloat16)
+        self.q = torch.randn(sum(queries for queries, _ in shape.requests), heads, 128, device="cuda", dtype=torch.bfloat16)
         self.batch = self._batch(total, pages, page)
 
     def _batch(self, total: int, pages: int, page: int) -> PagedBatch:
-        shape = self.shape
-        table = (torch.randperm(total - 1, device="cuda")[: shape.requests * pages] + 1).view(shape.requests, pages)
-        starts = np.arange(shape.requests + 1, dtype=np.int32) * shape.queries
-        lengths = np.full(shape.requests, shape.length, np.int32)
-        known = HostLengths(starts, lengths) if shape.queries > 1 else None
+        count = len(self.shape.requests)
+        table = (torch.randperm(total - 1, device="cuda")[: count * pages] + 1).view(count, pages)
+        queries, lengths = (np.array(column, np.int32) for column in zip(*self.shape.requests, strict=True))
+        starts = np.concatenate([np.zeros(1, np.int32), np.cumsum(queries, dtype=np.int32)])
+        known = HostLengths(starts, lengths) if queries.max() > 1 else None
         return PagedBatch(
             torch.from_numpy(starts).cuda(), torch.from_numpy(lengths).cuda(), table.int().contiguous(),
-            torch.zeros(len(self.q), dtype=torch.int64, device="cuda"), shape.queries, shape.length, known,
+            torch.zeros(len(self.q), dtype=torch.int64, device="cuda"), int(queries.max()), int(lengths.max()), known,
         )  # fmt: skip
 
     def time(self, run: Callable[[torch.Tensor, torch.Tensor], Any], repeats: int = 12) -> float:
@@ -122,6 +128,14 @@ class Bench:
         plan = run.plan(self.batch)
         return self.time(lambda k, v: run.run(self.q, k, v, self.batch, plan))
 
+    def rows(self, run: KernelRun) -> tuple[float, float]:
+        """Of contexts as rows: fa3 alone, and laying them alone."""
+        prompts, out = run.plan(self.batch).prompts[0], torch.empty_like(self.q)
+        rows = [lay_out(k, v, self.batch.block_table, prompts.parts, self.facts) for k, v in self.pages]
+        turns = iter(rows * 4)
+        alone = self.time(lambda k, v: prompts.wrapper.run(self.q, *next(turns), out=out))
+        return alone, self.time(lambda k, v: lay_out(k, v, self.batch.block_table, prompts.parts, self.facts))
+
     def tile(self, run: PagedAttention, tile: Tile, splits: int) -> float:
         plan = AttentionPlan((run.part(self.batch, slice(0, len(self.q)), tile, splits),), True)
         return self.time(lambda k, v: run.run(self.q, k, v, self.batch, plan))
@@ -137,7 +151,7 @@ def kernels(facts: AttentionFacts) -> Iterator[tuple[str, KernelRun]]:
 
 
 def tiles(bench: Bench) -> Iterator[tuple[str, Callable[[], float]]]:
-    run, single = PagedAttention(bench.facts), bench.shape.queries == 1
+    run, single = PagedAttention(bench.facts), bench.batch.max_query == 1
     usual = run.part(bench.batch, slice(0, 0)).splits
     for tile in DECODE_TILES if single else PROMPT_TILES:
         for splits in sorted({usual, max(usual // 2, 1), usual * 2}) if single and tile == DECODE_TILES[1] else (usual,):
@@ -149,6 +163,7 @@ def measure(shape: Shape, options: argparse.Namespace) -> list[tuple[float, str]
     todo: list[tuple[str, Callable[[], float]]] = [
         (name, lambda run=run: bench.kernel(run))
         for name, run in kernels(bench.facts)  # type: ignore[misc]
+        if options.kernels in name
     ]
     if options.tiles and shape.heads == (16, 8):
         todo += tiles(bench)
@@ -157,6 +172,9 @@ def measure(shape: Shape, options: argparse.Namespace) -> list[tuple[float, str]
             found.append((call(), name))
         except Exception as error:
             print(f"  {shape.name} {name} failed: {str(error)[:160]!r}", flush=True)
+    rows = dict(kernels(bench.facts)).get("flashinfer_rows")
+    if rows is not None and bench.batch.max_query > 1:
+        found += zip(bench.rows(rows), ("fa3 on rows, alone", "laying rows, alone"), strict=True)
     return sorted(found)
 
 
@@ -165,6 +183,7 @@ def main() -> None:
     parser.add_argument("--page", type=int, default=64)
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--only", default="", help="part of the shapes' names")
+    parser.add_argument("--kernels", default="", help="part of the kernels' names")
     parser.add_argument("--deadline", type=float, default=1e9)
     parser.add_argument("--out", type=Path, default=Path("gpu-attention.json"))
     options = parser.parse_args()
@@ -174,8 +193,10 @@ def main() -> None:
             continue
         for us, name in measure(shape, options):
             share = shape.floor_us / us
-            rows.append({"shape": shape.name, "heads": shape.heads, "kernel": name, "us": us, "share_of_ceiling": share})
-            print(f"{shape.name:26} {shape.heads!s:8} {name:32} {us:9.1f} us  {share:5.0%}", flush=True)
+            tflops = 0.0 if "laying" in name else shape.flops / us / 1e6
+            found = {"kernel": name, "us": us, "share_of_ceiling": share, "tflops": tflops}
+            rows.append({"shape": shape.name, "heads": shape.heads, **found})
+            print(f"{shape.name:28} {shape.heads!s:8} {name:32} {us:9.1f} us  {share:5.0%}  {tflops:5.0f} TFLOP/s", flush=True)
         options.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "page": options.page, "rows": rows}, indent=1))
         torch.cuda.empty_cache()
 

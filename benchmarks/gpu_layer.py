@@ -51,7 +51,7 @@ class Plain:
     def __init__(self, rows: int, context: int, small: bool) -> None:
         self.shapes, self.layers, self.heads = (SMALL, 12, (16, 8)) if small else (SHAPES, LAYERS, (32, 8))
         self.width = self.shapes["qkv"][1]
-        self.rows, self.bench = rows, Bench(Shape("layer", self.heads, rows, 1, context), 64)
+        self.rows, self.bench = rows, Bench(Shape("layer", self.heads, ((1, context),) * rows), 64)
         self.attention = PagedAttention(self.bench.facts)
         self.plan = self.attention.plan(replace(self.bench.batch, max_seq=8192))
         facts = {name: GemmFacts("bfloat16", inner, columns) for name, (columns, inner) in self.shapes.items()}
@@ -103,7 +103,7 @@ class Layers:
     shapes = SHAPES
 
     def __init__(self, rows: int, context: int) -> None:
-        self.rows, self.bench = rows, Bench(Shape("layer", (32, 8), rows, 1, context), 64)
+        self.rows, self.bench = rows, Bench(Shape("layer", (32, 8), ((1, context),) * rows), 64)
         self.attention = PagedAttention(self.bench.facts)
         self.plan = self.attention.plan(replace(self.bench.batch, max_seq=8192))  # as a step that is captured for any length
         facts = {name: GemmFp8Facts("bfloat16", inner, columns) for name, (columns, inner) in SHAPES.items()}

@@ -1,8 +1,8 @@
 """Right before fast, on any device: `python ci/device_check.py --device cuda --out DIR [--parity DIR] [--steps kernels,parity,shape]`.
 
 Needs neither an install nor the server's packages. Steps: `kernels` checks every registered kernel against its float64 oracle,
-`parity` runs checkpoints with recorded reference outputs, `shape` runs a dummy 0.6 B model in this process, `conformance` all its
-levels. Writes device-check.json under --out and exits non-zero when something is red.
+`replays` what is captured of them, `parity` runs checkpoints with recorded reference outputs, `shape` runs a dummy 0.6 B model in this
+process, `conformance` all its levels. Writes device-check.json under --out and exits non-zero when something is red.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that share checks of conformance")
     parser.add_argument("--limit", type=float, default=570, help="seconds of conformance; what has not ended then is listed as not shown")
     parser.add_argument("--steps", default="kernels,parity,shape")
+    parser.add_argument("--only", default="", help="of kernels and replays: those whose OP=NAME has this word")
     return parser.parse_args()
 
 
@@ -84,13 +85,39 @@ def kernels(options: argparse.Namespace) -> dict[str, Any]:
     device = backend.open(0)
     rows = []
     for kernel in candidates(backend):
+        if options.only not in f"{kernel.op}={kernel.name}":
+            continue
         op = ALL_OPS[kernel.op]
         for dtype in sorted(set(op.dtypes) & set(kernel.needs.dtypes or op.dtypes) & device.info.dtypes):
             report = check_kernel(kernel, op, dtype=dtype, device=device.torch_device, info=device.info)
             print(report, flush=True)
             rows.append({"op": report.op, "kernel": report.kernel, "dtype": dtype, "ran": report.ran, "worst": report.worst,
                          "failures": [list(failure) for failure in report.failures]})  # fmt: skip
-    return {"ok": not any(row["failures"] for row in rows), "kernels": rows}
+    return {"ok": any(row["ran"] for row in rows) and not any(row["failures"] for row in rows), "kernels": rows}
+
+
+def replays(options: argparse.Namespace) -> dict[str, Any]:
+    """Kernels that can be captured: their replays, planned again for the step they serve, against runs."""
+    from pagoda.hal.discovery import choose
+    from pagoda.ops.check_replay import check_replay
+    from pagoda.ops.registry import ALL_OPS
+    from pagoda.ops.table import candidates
+
+    warnings.simplefilter("ignore")
+    backend = choose(options.device).backend
+    device = backend.open(0)
+    where: dict[str, Any] = {"device": device.torch_device, "info": device.info}
+    rows = []
+    for kernel in candidates(backend):
+        op = ALL_OPS[kernel.op]
+        if options.only not in f"{kernel.op}={kernel.name}" or "capturable" not in kernel.claims:
+            continue
+        for dtype in sorted(set(op.dtypes) & set(kernel.needs.dtypes or op.dtypes) & device.info.dtypes):
+            report = check_replay(kernel, op, device.graphs.capture, dtype=dtype, **where)
+            print(report, flush=True)
+            found = {"ran": report.ran, "failures": list(map(list, report.failures))}
+            rows.append({"kernel": f"{op.name}={kernel.name}", "dtype": dtype, **found})
+    return {"ok": any(row["ran"] for row in rows) and not any(row["failures"] for row in rows), "replays": rows}
 
 
 def parity(options: argparse.Namespace) -> dict[str, Any]:
@@ -169,7 +196,7 @@ def _say(found: Result) -> None:
     print(found.outcome.value, found.level, found.name, f"{found.seconds:.1f} s", found.detail[:600], flush=True)
 
 
-STEPS: dict[str, Step] = {"kernels": kernels, "parity": parity, "shape": shape, "conformance": conformance}
+STEPS: dict[str, Step] = {"kernels": kernels, "replays": replays, "parity": parity, "shape": shape, "conformance": conformance}
 
 if __name__ == "__main__":
     sys.exit(main())

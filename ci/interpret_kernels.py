@@ -2,7 +2,8 @@
 
 Shows wrong arithmetic, masks and strides, not what a compiler makes of them. float32 and float16 only: the interpreter's bfloat16 is
 silently wrong, and its casts to bfloat16 round otherwise than a device's; float8 pages are bytes there, as on devices whose Triton
-lacks float8. Runs in a process of its own, since Triton decides when a kernel is declared whether it is interpreted.
+lacks float8. What stands on FlashInfer has a double of it (`flashinfer_double.py`). Runs in a process of its own, since Triton decides
+when a kernel is declared whether it is interpreted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import flashinfer_double
+import pagoda.backends.cuda.kernels as cuda_records
 import torch
 from pagoda.hal.discovery import find
 from pagoda.hal.kernel import Kernel, Reason
@@ -29,6 +32,7 @@ from pagoda.ops.registry import ALL_OPS
 from pagoda.ops.state import StateBatch
 
 DTYPES = ("float32", "float16")
+OURS = ("pagoda.ops.triton.", "pagoda.backends.cuda.flashinfer_attention:")
 PIECE = 7
 """Tokens of the pieces that prompts are cut into."""
 
@@ -36,12 +40,15 @@ PIECE = 7
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ops", help="only these primitives, with commas between")
-    only = parser.parse_args().ops
+    parser.add_argument("--kernels", help="only these names")
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
-    kernels = [_exact(kernel) for kernel in find("cuda").kernels() if kernel.implementation.startswith("pagoda.ops.triton.")]
+    flashinfer_double.install()
+    setattr(cuda_records, "_prebuilt", lambda name: True)  # noqa: B010 - a name of another module
+    kernels = [_exact(kernel) for kernel in find("cuda").kernels() if kernel.implementation.startswith(OURS)]
     failed, never = [], []
     for kernel in kernels:
-        if only and kernel.op not in only.split(","):
+        if any(asked and name not in asked.split(",") for asked, name in ((options.ops, kernel.op), (options.kernels, kernel.name))):
             continue
         reports = []
         for dtype in sorted(set(DTYPES) & set(ALL_OPS[kernel.op].dtypes) & kernel.needs.dtypes):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from pagoda.hal.info import DeviceInfo
 from pagoda.hal.kernel import Kernel
-from pagoda.ops.check import Failure, Report, as_tuple, compare, has_weights, place
+from pagoda.ops.check import Failure, Report, as_tuple, compare, has_weights, place, planned
 from pagoda.ops.op import Case, Op
 
 Capture = Callable[[Hashable, Callable[..., Any], tuple[torch.Tensor, ...]], Callable[[], Any]]
@@ -20,10 +21,13 @@ Capture = Callable[[Hashable, Callable[..., Any], tuple[torch.Tensor, ...]], Cal
 def check_replay(
     kernel: Kernel, op: Op, capture: Capture, *, dtype: str, device: torch.device, info: DeviceInfo, seed: int = 0, limit: int = 4
 ) -> Report:
-    """Capture `kernel` on the first `limit` cases of `op` that it accepts, change the inputs in place, and compare replay with run."""
-    report = Report(op.name, kernel.name, dtype)
+    """Capture `kernel` on the first `limit` cases of `op` that it accepts, and on those of replayed steps, change the inputs in place,
+    and compare replay with run."""
+    report, number = Report(op.name, kernel.name, dtype), count()
     cases = (case for case in op.generate(torch.Generator().manual_seed(seed), dtype) if kernel.refuse(info, case.facts) is None)
-    for case in islice((case for case in cases if _floats(case.args) or _only_ids(case.args)), limit):
+    for case in (case for case in cases if _floats(case.args) or _only_ids(case.args)):
+        if next(number) >= limit and not _replayed(case):
+            continue
         report.ran += 1
         try:
             problem = _check_case(kernel, op, case, capture, device, report)
@@ -39,15 +43,18 @@ def _check_case(kernel: Kernel, op: Op, case: Case, capture: Capture, device: to
     weights = [run.pack({name: tensor.to(device) for name, tensor in case.weights.items()})] if has_weights(op) else []
     changed = replace(case, args=_scaled(case.args) if _floats(case.args) else tuple(ids.flip(0) for ids in case.args))
 
-    def bound(one: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def bound(one: Case, plan: Callable[[Any], Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         args = list(place(one, device).case.args)
         if one.batch is not None:
-            args[one.batch + 1] = run.plan(args[one.batch])
+            args[one.batch + 1] = plan(args[one.batch])
         return lambda *_: run.run(*weights, *args), tuple(args)
 
-    captured, inputs = bound(case)
+    captured, inputs = bound(case, run.plan)
     replay = capture((op.name, kernel.name, case.label), captured, tuple(_tensors(inputs)))
-    eager, expected_args = bound(changed)
+    if _replayed(case):
+        assert case.batch is not None
+        run.plan(inputs[case.batch], inputs[case.batch + 1])
+    eager, expected_args = bound(changed, partial(planned, run))
     for old, new in zip(_tensors(inputs), _tensors(place(changed, device).case.args), strict=True):
         old.copy_(new)
     found, expected = replay(), eager()
@@ -58,6 +65,10 @@ def _check_case(kernel: Kernel, op: Op, case: Case, capture: Capture, device: to
         if problem is not None:
             return f"replay differs from run, result {index}: {problem}"
     return None
+
+
+def _replayed(case: Case) -> bool:
+    return case.batch is not None and bool(getattr(case.args[case.batch], "replayed", False))
 
 
 def _scaled(tree: Any) -> Any:

@@ -1,75 +1,99 @@
 """Paged attention whose prompts go through FlashInfer's Hopper kernel (fa3); decodes are Triton's, which that kernel is not made for.
 
+Prompts for which it pays have their contexts laid one after another first (`context_rows`).
+
 Imported when the kernel is resolved, so FlashInfer is an optional package.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
 from numpy.typing import NDArray
+from pagoda.backends.cuda.context_rows import Metadata, contexts, padded, pays
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts, PagedBatch
+from pagoda.ops.triton.context_rows import lay_out
 from pagoda.ops.triton.paged_attention import PagedAttention, Part, results
 
 IN_TURN = 3
 """Plans whose copies to the device may be under way at once."""
 WORKSPACE = 1 << 20
 """Bytes that fa3 is given for partial results; it makes none."""
+CONTEXTS = 2
+"""Rows of a captured step's contexts for each of its tokens; what needs more reads pages."""
 
 
 class Prompts(NamedTuple):
-    """The prompts of a step: a planned wrapper of FlashInfer, how many query tokens it is given, and when its plan is on the device."""
+    """The prompts of a step: a planned wrapper of FlashInfer, how many query tokens it is given (0: it has nothing to do), and where
+    contexts are laid as rows their `parts`, `[M, 2]` int32 on the device."""
 
     wrapper: Any
     tokens: int
-    copied: torch.cuda.Event | None = None
+    parts: torch.Tensor | None = None
+
+
+@dataclass
+class Stable:
+    """What belongs to a captured step's plans. copied: the last one is on the device. staging: of the parts. idle: wrappers whose last plan
+    was for nothing, by their place."""
+
+    copied: torch.cuda.Event
+    staging: torch.Tensor | None = None
+    idle: set[int] = field(default_factory=set)
 
 
 class StepParts(NamedTuple):
     """A step's prompts, and its decodes behind them as Triton's parts; `covered` where both write every token."""
 
-    prompts: Prompts | None
+    prompts: tuple[Prompts, ...]
     rest: tuple[Part, ...]
     covered: bool
-
-
-class Metadata(NamedTuple):
-    """What fa3 is planned from, on the host: query starts, keys of each request."""
-
-    query_start: NDArray[np.int32]
-    seq_lens: NDArray[np.int32]
+    stable: Stable | None = None
 
 
 class FlashInferAttention(PlainKernel):
-    """`run(q, k_pages, v_pages, batch, plan, sinks, slopes)`, as in `ops.attention.PagedAttentionReference`."""
+    """`run(q, k_pages, v_pages, batch, plan, sinks, slopes)`, as in `ops.attention.PagedAttentionReference`.
+
+    The first plan of a replayed step is of the largest that it may serve, to be captured; with that as `buffers` it is this step's.
+    """
 
     facts: AttentionFacts
 
     def __init__(self, facts: AttentionFacts) -> None:
         super().__init__(facts)
         self._rest = PagedAttention(facts)
-        self._wrappers: list[Any] = []
+        self._wrappers: dict[bool, list[Any]] = {False: [], True: []}
         self._turn = 0
+
+    def as_rows(self, step: Metadata) -> bool:
+        """Whether contexts are laid as rows."""
+        return pays(self.facts, step)
 
     def plan(self, batch: PagedBatch, buffers: StepParts | None = None) -> StepParts:
         """Prompts are planned on the host from exact lengths; a batch that lacks them goes to Triton as a whole."""
         prompts = batch.lengths.prompts if batch.lengths is not None else 0
         if batch.replayed and batch.max_query > 1:
-            return self._replayed(batch, prompts, buffers)
+            return self._replayed(batch) if buffers is None else self._replanned(batch, prompts, buffers)
         if batch.lengths is None or not prompts:
             plan = self._rest.plan(batch)
-            return StepParts(None, plan.parts, plan.covered)
-        starts = batch.lengths.query_start
+            return StepParts((), plan.parts, plan.covered)
+        starts, table = batch.lengths.query_start, batch.block_table
+        step = Metadata(starts[: prompts + 1], batch.lengths.seq_lens[:prompts])
         tokens = int(starts[prompts])
         rest = self._rest.plan(batch.rows(prompts), after=tokens) if prompts < len(batch.lengths.seq_lens) else None
-        wrapper = self._next(batch.block_table.device)
-        self._plan(wrapper, batch.block_table[:prompts], Metadata(starts[: prompts + 1], batch.lengths.seq_lens[:prompts]))
-        return StepParts(Prompts(wrapper, tokens), rest.parts if rest else (), int(starts[-1]) == batch.slots.shape[0])
+        rows = self.as_rows(step)
+        planned = Prompts(self._next(table.device, rows), tokens)
+        if rows:
+            parts = torch.from_numpy(self._plan_rows(planned.wrapper, step, table.shape[1]))
+            planned = planned._replace(parts=parts.to(table.device, non_blocking=True))
+        else:
+            self._plan_pages(planned.wrapper, step, table)
+        return StepParts((planned,), rest.parts if rest else (), int(starts[-1]) == batch.slots.shape[0])
 
     def run(
         self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, batch: PagedBatch, plan: StepParts | None = None,
@@ -77,37 +101,65 @@ class FlashInferAttention(PlainKernel):
     ) -> torch.Tensor:  # fmt: skip
         plan = plan or self.plan(replace(batch, lengths=None))
         out = results(q, batch, self.facts, plan.covered)
-        if plan.prompts is not None:
-            wrapper, tokens, _ = plan.prompts
-            # Head-major inside a page, as it lies.
-            wrapper.run(q[:tokens], (k_pages.transpose(1, 2), v_pages.transpose(1, 2)), out=out[:tokens])
+        for wrapper, tokens, parts in plan.prompts:
+            if tokens and parts is not None:
+                wrapper.run(q[:tokens], *lay_out(k_pages, v_pages, batch.block_table, parts, self.facts), out=out[:tokens])
+            elif tokens:
+                # Head-major inside a page, as it lies.
+                wrapper.run(q[:tokens], (k_pages.transpose(1, 2), v_pages.transpose(1, 2)), out=out[:tokens])
         for part in plan.rest:
             self._rest.run_part(part, q[part.tokens], k_pages, v_pages, out[part.tokens], sinks, slopes)
         return out
 
-    def _replayed(self, batch: PagedBatch, prompts: int, old: StepParts | None) -> StepParts:
-        """A plan in buffers that stay. The first one is of a prompt that fills the step: what is captured must bear the largest."""
-        tokens, rows = batch.slots.shape[0], batch.seq_lens.shape[0]
-        if old is None:
-            wrapper = self._stable(batch)
-            whole = np.full(rows + 1, tokens, np.int32)
-            whole[0] = 0
-            self._plan(wrapper, batch.block_table, Metadata(whole, whole[1:] * (np.arange(rows) == 0).astype(np.int32)))
-            single = self._rest.part(batch, slice(0, tokens), single=True)
-            return StepParts(Prompts(wrapper, tokens, torch.cuda.Event()), (single,), False)
-        assert batch.lengths is not None and old.prompts is not None and old.prompts.copied is not None
-        # The staging of the last plan is free when it has crossed, which it has when its step runs.
-        old.prompts.copied.synchronize()
-        starts = np.full(rows + 1, batch.lengths.query_start[prompts], np.int32)
-        starts[: prompts + 1] = batch.lengths.query_start[: prompts + 1]
-        lengths = np.zeros(rows, np.int32)
-        lengths[:prompts] = batch.lengths.seq_lens[:prompts]
-        self._plan(old.prompts.wrapper, batch.block_table, Metadata(starts, lengths))
-        old.prompts.copied.record()
-        return old
+    def _replayed(self, batch: PagedBatch) -> StepParts:
+        """A plan in buffers that stay, of a prompt that fills the step: what is captured must bear the largest. Where rows may pay, both
+        ways are captured, and for each step one of them has nothing to do."""
+        tokens, requests, table = batch.slots.shape[0], batch.seq_lens.shape[0], batch.block_table
+        whole = Metadata(np.full(requests + 1, tokens, np.int32), np.zeros(requests, np.int32))
+        whole.query_start[0], whole.seq_lens[:1] = 0, tokens
+        prompts, stable = [Prompts(self._stable_pages(batch), tokens)], Stable(torch.cuda.Event())
+        if self.as_rows(whole):
+            room = CONTEXTS * int(padded(whole.seq_lens, self.facts.page_size).sum()) // self.facts.page_size
+            stable.staging = torch.empty(room, 2, dtype=torch.int32, pin_memory=table.device.type == "cuda")
+            prompts.append(Prompts(self._stable_rows(batch), tokens, torch.empty(room, 2, dtype=torch.int32, device=table.device)))
+        for place in range(len(prompts)):
+            self._fill(prompts, place, whole, table, stable)
+        single = self._rest.part(batch, slice(0, tokens), single=True)
+        return StepParts(tuple(prompts), (single,), False, stable)
 
-    def _plan(self, wrapper: Any, table: torch.Tensor, step: Metadata) -> None:
-        facts, dtype, rows = self.facts, getattr(torch, self.facts.dtype), len(step.seq_lens)
+    def _replanned(self, batch: PagedBatch, prompts: int, old: StepParts) -> StepParts:
+        assert batch.lengths is not None and old.stable is not None
+        # The staging of the last plan is free when it has crossed, which it has when its step runs.
+        old.stable.copied.synchronize()
+        requests, tokens = batch.seq_lens.shape[0], int(batch.lengths.query_start[prompts])
+        step, nothing = (Metadata(np.full(requests + 1, n, np.int32), np.zeros(requests, np.int32)) for n in (tokens, 0))
+        step.query_start[: prompts + 1] = batch.lengths.query_start[: prompts + 1]
+        step.seq_lens[:prompts] = batch.lengths.seq_lens[:prompts]
+        chosen = int(self._has_room(old, step) and self.as_rows(step))
+        new = [prompt._replace(tokens=tokens if place == chosen else 0) for place, prompt in enumerate(old.prompts)]
+        for place in set(range(len(new))) - old.stable.idle | {chosen}:
+            self._fill(new, place, step if place == chosen else nothing, batch.block_table, old.stable)
+        old.stable.idle = set(range(len(new))) - {chosen}
+        return old._replace(prompts=tuple(new))
+
+    def _has_room(self, plan: StepParts, step: Metadata) -> bool:
+        parts = plan.prompts[-1].parts
+        page = self.facts.page_size
+        return parts is not None and int(padded(step.seq_lens, page).sum()) <= parts.shape[0] * page
+
+    def _fill(self, prompts: list[Prompts], place: int, step: Metadata, table: torch.Tensor, stable: Stable) -> None:
+        """Plan one of a captured step's wrappers."""
+        wrapper, _, parts = prompts[place]
+        if parts is None:
+            self._plan_pages(wrapper, step, table)
+        else:
+            assert stable.staging is not None
+            stable.staging.numpy()[:] = self._plan_rows(wrapper, step, table.shape[1], parts.shape[0])
+            parts.copy_(stable.staging, non_blocking=True)
+        stable.copied.record()
+
+    def _plan_pages(self, wrapper: Any, step: Metadata, table: torch.Tensor) -> None:
+        facts, rows = self.facts, len(step.seq_lens)
         # A request's pages are found from where they begin and its length: rows of the table will do as they are.
         wrapper.plan(
             torch.from_numpy(step.query_start.copy()),
@@ -115,23 +167,67 @@ class FlashInferAttention(PlainKernel):
             table.reshape(-1),
             torch.ones(rows, dtype=torch.int32),
             facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.page_size,
-            causal=True, sm_scale=facts.scale, window_left=-1 if facts.window is None else facts.window - 1,
-            logits_soft_cap=facts.softcap, q_data_type=dtype, kv_data_type=dtype,
-            seq_lens=torch.from_numpy(step.seq_lens.copy()),
+            seq_lens=torch.from_numpy(step.seq_lens.copy()), **self._settings(),
         )  # fmt: skip
 
-    def _next(self, device: torch.device) -> Any:
-        if len(self._wrappers) < IN_TURN:
-            workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
-            self._wrappers.append(BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend="fa3"))
-            return self._wrappers[-1]
+    def _plan_rows(self, wrapper: Any, step: Metadata, width: int, room: int = 0) -> NDArray[np.int32]:
+        """The parts that `lay_out` takes. To the wrapper the zeros behind each context are requests without queries."""
+        facts, laid = self.facts, contexts(step.seq_lens, self.facts.page_size, width, room)
+        starts = np.concatenate([step.query_start[:1], np.repeat(step.query_start[1:], 2)])
+        wrapper.plan(
+            torch.from_numpy(starts), torch.from_numpy(laid.bounds), facts.num_heads, facts.num_kv_heads, facts.head_dim, **self._settings()
+        )
+        return laid.parts
+
+    def _settings(self) -> dict[str, Any]:
+        facts, dtype = self.facts, getattr(torch, self.facts.dtype)
+        window = -1 if facts.window is None else facts.window - 1
+        return {
+            "causal": True, "sm_scale": facts.scale, "window_left": window, "logits_soft_cap": facts.softcap,
+            "q_data_type": dtype, "kv_data_type": dtype,
+        }  # fmt: skip
+
+    def _next(self, device: torch.device, rows: bool) -> Any:
+        made = self._wrappers[rows]
+        if len(made) < IN_TURN:
+            made.append(
+                BatchPrefillWithRaggedKVCacheWrapper(_workspace(device), "NHD", backend="fa3")
+                if rows
+                else BatchPrefillWithPagedKVCacheWrapper(_workspace(device), "HND", backend="fa3")
+            )
+            return made[-1]
         self._turn = (self._turn + 1) % IN_TURN
-        return self._wrappers[self._turn]
+        return made[self._turn]
 
-    def _stable(self, batch: PagedBatch) -> Any:
-        rows, device = batch.seq_lens.shape[0], batch.block_table.device
-        starts, indptr, last = (torch.zeros(size, dtype=torch.int32, device=device) for size in (rows + 1, rows + 1, rows))
+    def _stable_pages(self, batch: PagedBatch) -> Any:
+        requests, device = batch.seq_lens.shape[0], batch.block_table.device
+        starts, indptr, last = (torch.zeros(size, dtype=torch.int32, device=device) for size in (requests + 1, requests + 1, requests))
         return BatchPrefillWithPagedKVCacheWrapper(
-            torch.empty(WORKSPACE, dtype=torch.uint8, device=device), "HND", use_cuda_graph=True, qo_indptr_buf=starts,
-            paged_kv_indptr_buf=indptr, paged_kv_indices_buf=batch.block_table.reshape(-1), paged_kv_last_page_len_buf=last, backend="fa3",
+            _workspace(device), "HND", use_cuda_graph=True, qo_indptr_buf=starts, paged_kv_indptr_buf=indptr,
+            paged_kv_indices_buf=batch.block_table.reshape(-1), paged_kv_last_page_len_buf=last, backend="fa3",
         )  # fmt: skip
+
+    def _stable_rows(self, batch: PagedBatch) -> Any:
+        device = batch.block_table.device
+        starts, bounds = (torch.zeros(2 * batch.seq_lens.shape[0] + 1, dtype=torch.int32, device=device) for _ in range(2))
+        return BatchPrefillWithRaggedKVCacheWrapper(
+            _workspace(device), "NHD", use_cuda_graph=True, qo_indptr_buf=starts, kv_indptr_buf=bounds, backend="fa3"
+        )
+
+
+class FlashInferPages(FlashInferAttention):
+    """The same on pages alone, to compare."""
+
+    def as_rows(self, step: Metadata) -> bool:
+        return False
+
+
+class FlashInferRows(FlashInferAttention):
+    """The same with contexts as rows however small they are, where there is room for them, to compare."""
+
+    def as_rows(self, step: Metadata) -> bool:
+        return True
+
+
+def _workspace(device: torch.device) -> torch.Tensor:
+    return torch.empty(WORKSPACE, dtype=torch.uint8, device=device)

@@ -199,9 +199,9 @@ def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
         yield attention_case(gen, facts, f"lengths known, {extra}", sorted_, known=True, padding=2, rows=1)
     yield attention_case(gen, base, "lengths known, prompts only", [(7, 7), (5, 33), (130, 140)], known=True)
     yield attention_case(gen, facts_of(dtype, (4, 2), 128, 64), "pages of 64", [(150, 200), (3, 130), (1, 128), (1, 129)], known=True)
-    replayed = attention_case(gen, base, "replayed", sorted_, known=True, padding=3, rows=2)
-    for case in (replayed, _shared_case(gen, dtype, 1100), _shared_case(gen, dtype, 600)):
-        yield replace(case, args=(*case.args[:3], replace(case.args[3], replayed=True), *case.args[4:]))
+    yield from _prompts(gen, dtype)
+    yield _replayed(attention_case(gen, base, "replayed", sorted_, known=True, padding=3, rows=2))
+    yield from (_replayed(_shared_case(gen, dtype, longest)) for longest in (1100, 600))
     yield attention_case(gen, base, "many decodes", [(1, 3 * n + 1) for n in range(20)])
     # Splits of many keys, of few and of none; so many that nobody merges them in passing; heads that are no power of two.
     several = [(1, 900), (1, 1), (1, 64), (1, 65), (1, 400)]
@@ -212,6 +212,22 @@ def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
     case = attention_case(gen, base, "strided q", mixed)
     yield replace(case, args=(strided(case.args[0]), *case.args[1:]))
     yield from _variants(gen, dtype, mixed)
+
+
+def _replayed(case: Case) -> Case:
+    return replace(case, args=(*case.args[:3], replace(case.args[3], replayed=True), *case.args[4:]))
+
+
+def _prompts(gen: torch.Generator, dtype: str) -> Iterator[Case]:
+    """Prompts with decodes behind them, whole ones and ends of others, about the tiles of kernels that take them apart."""
+    segments = [(130, 130), (64, 200), (2, 129), (257, 257), (1, 1), (1, 70)]
+    for heads, page in (((8, 2), 64), ((2, 2), 16)):
+        facts = facts_of(dtype, heads, 128, page)
+        case = attention_case(gen, facts, f"prompts, pages of {page}", segments, layout="heads", known=True, padding=3)
+        yield from (case, replace(_replayed(case), label=f"{case.label}, replayed"))
+    few = attention_case(gen, facts, "one prompt, replayed", [(129, 140)], known=True, padding=120, rows=15)  # more room than it needs
+    long = attention_case(gen, facts, "a context that is long for its step, replayed", [(3, 700)], known=True, rows=1)
+    yield from map(_replayed, (few, long))
 
 
 def _shared_case(gen: torch.Generator, dtype: str, longest: int) -> Case:
@@ -267,8 +283,7 @@ def _latents(gen: torch.Generator, dtype: str, mixed: list[tuple[int, int]]) -> 
     yield attention_case(gen, wide, "latent, decodes", [(1, 40 * n + 1) for n in range(9)])
     yield attention_case(gen, wide, "latent, one long decode", [(1, 900)])
     yield attention_case(gen, replace(wide, kv_dtype="float8_e4m3fn"), "latent, float8", [(20, 90), (1, 33), (1, 700)])
-    case = attention_case(gen, wide, "latent, replayed", [(9, 90), (1, 33), (1, 700)], known=True, padding=3, rows=2)
-    yield replace(case, args=(*case.args[:3], replace(case.args[3], replayed=True), *case.args[4:]))
+    yield _replayed(attention_case(gen, wide, "latent, replayed", [(9, 90), (1, 33), (1, 700)], known=True, padding=3, rows=2))
 
 
 _FEATURES: dict[str, dict[str, object]] = {
