@@ -37,9 +37,10 @@ test: $(VENV)/.installed-dev  ## the test suite, with the 20 slowest tests
 test-heavy: $(VENV)/.installed-dev  ## the tests over five seconds
 	$(BIN)/python -m pytest -q --durations=20 -m heavy tests
 
-test-kernels: $(VENV)/.installed-triton  ## the Triton kernels compiled for nine GPUs that are not here, one use each; float8 of bytes
+test-kernels: $(VENV)/.installed-triton  ## the Triton kernels compiled for nine GPUs that are not here, one use each; float8 of bytes; FlashInfer's calls
 	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/cross_compile.py
 	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/interpret_float8.py
+	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/interpret_flashinfer.py
 
 test-kernels-all: $(VENV)/.installed-triton  ## every configuration of them, and all in Triton's interpreter against the oracle (an hour)
 	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/cross_compile.py --all --write --jobs $$(nproc) --cache build/cross-compile

@@ -108,6 +108,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--prefill", help="such as 8x4096: that many prompts of that length, beside the batches")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--kernel", action="append", default=[], metavar="OP=NAME", help="as the server's; repeatable")
     parser.add_argument("--out", type=Path, default=Path("gpu-profile.json"))
     options = parser.parse_args()
     workloads, spec, name = load_spec(options.bench, options.model)
@@ -115,7 +116,14 @@ def main() -> None:
     config = workloads.model_config(spec, name)
     source = workloads.PromptSource(config["vocab_size"], spec["seed"])
     settings = {"device": options.device, "dtype": model["dtype"], "quantization": model["quantization"], **spec["engine"]}
-    result: dict[str, Any] = {"model": name, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "batches": {}}
+    settings["kernel"] = dict(one.split("=") for one in options.kernel)
+    result: dict[str, Any] = {
+        "model": name,
+        "kernel": settings["kernel"],
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "batches": {},
+    }
     with DummyEngine(config, max_num_batched_tokens=8192, **settings) as engine:
         result["device"] = engine.facts.device
         for batch in map(int, filter(None, options.batches.split(","))):

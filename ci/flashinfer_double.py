@@ -46,7 +46,12 @@ class _Wrapper:
     ) -> None:
         assert backend == "fa3" and workspace.dtype == torch.uint8
         assert layout == {"pages": "HND", "rows": "NHD"}[self.kind]
-        self.fixed, self.buffers, self.most = use_cuda_graph, buffers, -1
+        self.fixed, self.buffers, self.most, self.room = use_cuda_graph, buffers, -1, 8 << 20
+
+    def reset_workspace_buffer(self, workspace: torch.Tensor, plans: torch.Tensor) -> None:
+        assert self.most < 0, "captured launches have the buffer's address"
+        assert workspace.dtype == plans.dtype == torch.uint8
+        self.room = len(plans)
 
     def _plan(self, starts: torch.Tensor, heads: tuple[int, int], dim: int, settings: dict[str, Any]) -> None:
         assert starts.device.type == "cpu" and starts.dtype == torch.int32
@@ -56,6 +61,8 @@ class _Wrapper:
             assert len(starts) == len(self.buffers["qo_indptr_buf"]), "the batch size of a captured wrapper is fixed"
             self.most = int(starts[-1]) if self.most < 0 else self.most
             assert int(starts[-1]) <= self.most, "more tokens than the first plan had"
+        tiles = -(-max(self.most, int(starts[-1])) // TILE) + len(starts) - 2
+        assert 4 * 7 * (heads[0] * tiles + 4) + 4 * 200 <= self.room, "no room for the plan"
         self.starts, self.heads, self.dim, self.settings = starts.clone(), heads, dim, settings
 
     def _check(self, q: torch.Tensor, out: torch.Tensor) -> None:

@@ -24,6 +24,8 @@ IN_TURN = 3
 """Plans whose copies to the device may be under way at once."""
 WORKSPACE = 1 << 20
 """Bytes that fa3 is given for partial results; it makes none."""
+QUERIES, MARGIN = 64, 1 << 16
+"""Query tokens of a tile, at least; bytes of a plan that do not depend on tiles, at most."""
 CONTEXTS = 2
 """Rows of a captured step's contexts for each of its tokens; what needs more reads pages."""
 
@@ -69,6 +71,7 @@ class FlashInferAttention(PlainKernel):
         self._rest = PagedAttention(facts)
         self._wrappers: dict[bool, list[Any]] = {False: [], True: []}
         self._turn = 0
+        self._space: torch.Tensor | None = None
 
     def as_rows(self, step: Metadata) -> bool:
         """Whether contexts are laid as rows."""
@@ -191,28 +194,47 @@ class FlashInferAttention(PlainKernel):
         made = self._wrappers[rows]
         if len(made) < IN_TURN:
             made.append(
-                BatchPrefillWithRaggedKVCacheWrapper(_workspace(device), "NHD", backend="fa3")
+                BatchPrefillWithRaggedKVCacheWrapper(self._workspace(device), "NHD", backend="fa3")
                 if rows
-                else BatchPrefillWithPagedKVCacheWrapper(_workspace(device), "HND", backend="fa3")
+                else BatchPrefillWithPagedKVCacheWrapper(self._workspace(device), "HND", backend="fa3")
             )
             return made[-1]
         self._turn = (self._turn + 1) % IN_TURN
         return made[self._turn]
 
     def _stable_pages(self, batch: PagedBatch) -> Any:
-        requests, device = batch.seq_lens.shape[0], batch.block_table.device
-        starts, indptr, last = (torch.zeros(size, dtype=torch.int32, device=device) for size in (requests + 1, requests + 1, requests))
-        return BatchPrefillWithPagedKVCacheWrapper(
-            _workspace(device), "HND", use_cuda_graph=True, qo_indptr_buf=starts, paged_kv_indptr_buf=indptr,
-            paged_kv_indices_buf=batch.block_table.reshape(-1), paged_kv_last_page_len_buf=last, backend="fa3",
+        requests, table = batch.seq_lens.shape[0], batch.block_table
+        starts, indptr, last = (_integers(size, table.device) for size in (requests + 1, requests + 1, requests))
+        wrapper = BatchPrefillWithPagedKVCacheWrapper(
+            self._workspace(table.device), "HND", use_cuda_graph=True, qo_indptr_buf=starts, paged_kv_indptr_buf=indptr,
+            paged_kv_indices_buf=table.reshape(-1), paged_kv_last_page_len_buf=last, backend="fa3",
         )  # fmt: skip
+        return self._shrunk(wrapper, batch, requests)
 
     def _stable_rows(self, batch: PagedBatch) -> Any:
-        device = batch.block_table.device
-        starts, bounds = (torch.zeros(2 * batch.seq_lens.shape[0] + 1, dtype=torch.int32, device=device) for _ in range(2))
-        return BatchPrefillWithRaggedKVCacheWrapper(
-            _workspace(device), "NHD", use_cuda_graph=True, qo_indptr_buf=starts, kv_indptr_buf=bounds, backend="fa3"
+        requests, device = 2 * batch.seq_lens.shape[0], batch.block_table.device
+        starts, bounds = (_integers(requests + 1, device) for _ in range(2))
+        wrapper = BatchPrefillWithRaggedKVCacheWrapper(
+            self._workspace(device), "NHD", use_cuda_graph=True, qo_indptr_buf=starts, kv_indptr_buf=bounds, backend="fa3"
         )
+        return self._shrunk(wrapper, batch, requests)
+
+    def _shrunk(self, wrapper: Any, batch: PagedBatch, requests: int) -> Any:
+        """With room for the plans of its step, and not 8 MiB here and on the host: there is a wrapper for each captured size. fa3 plans
+        seven numbers for each head of each tile of queries, of which requests begin one each."""
+        tiles = -(-batch.slots.shape[0] // QUERIES) + requests
+        room = torch.empty(MARGIN + 4 * 7 * self.facts.num_heads * tiles, dtype=torch.uint8, device=batch.block_table.device)
+        wrapper.reset_workspace_buffer(self._workspace(room.device), room)
+        return wrapper
+
+    def _workspace(self, device: torch.device) -> torch.Tensor:
+        if self._space is None:
+            self._space = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
+        return self._space
+
+
+def _integers(count: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 class FlashInferPages(FlashInferAttention):
@@ -227,7 +249,3 @@ class FlashInferRows(FlashInferAttention):
 
     def as_rows(self, step: Metadata) -> bool:
         return True
-
-
-def _workspace(device: torch.device) -> torch.Tensor:
-    return torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
