@@ -50,7 +50,7 @@ def _lay_out(k_pages, v_pages, k_rows, v_rows, table, parts, kp_p, kp_t, kp_h, v
         inside = (i < PAGE)[:, None] & (d < D)[None, :]
         key = inside & ((i < count) & (page > 0))[:, None]
         to = (part * PAGE + i)[:, None] * HEADS * D + head * D + d[None, :]
-        k = tl.load(k_pages + page * kp_p + i[:, None] * kp_t + head * kp_h + d[None, :], mask=key, other=0)
-        v = tl.load(v_pages + page * vp_p + i[:, None] * vp_t + head * vp_h + d[None, :], mask=key, other=0)
+        k = tl.load(k_pages + page * kp_p + i[:, None] * kp_t + head * kp_h + d[None, :], mask=key, other=0.0)
+        v = tl.load(v_pages + page * vp_p + i[:, None] * vp_t + head * vp_h + d[None, :], mask=key, other=0.0)
         tl.store(k_rows + to, numbers(k, k_rows.dtype.element_ty), mask=inside)
         tl.store(v_rows + to, numbers(v, v_rows.dtype.element_ty), mask=inside)
