@@ -12,6 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,16 +26,18 @@ from pagoda.ops.state import StateBatch
 from pagoda.ops.triton.conv import CausalConv
 from pagoda.ops.triton.delta import GatedDelta
 from pagoda.ops.triton.ssd import SsdScan
+from torch.profiler import ProfilerActivity, profile
 
 COPY, PRODUCTS = 4.23e12, 800e12
 """Bytes a second of a large copy on an H200, and operations a second of a large product in bfloat16."""
 CHUNK = 64
+ALL: AbstractContextManager[Any] = nullcontext()
 
 
 class Use(NamedTuple):
     """A kernel's use: (ours, reference), facts, inputs before the state, weights, the state's shape and dtype, and the counted work.
 
-    moved: bytes of inputs and outputs a token. work: operations a token of a prompt in chunks of 64.
+    moved: bytes of inputs and outputs a token. work: operations a token of a prompt in chunks of 64. view: pages as run sees.
     """
 
     kinds: tuple[Any, Any]
@@ -45,6 +48,7 @@ class Use(NamedTuple):
     state_dtype: str
     moved: int
     work: int
+    view: Callable[[torch.Tensor], torch.Tensor] = lambda pages: pages
 
 
 def conv(channels: int) -> Use:
@@ -56,7 +60,11 @@ def conv(channels: int) -> Use:
     def inputs(tokens: int, device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
         return (torch.randn(tokens, channels, device=device).to(dtype),)
 
-    return Use((CausalConv, CausalConvReference), facts, inputs, weights, (channels, 3), "bfloat16", 4 * channels, 0)
+    return Use((CausalConv, CausalConvReference), facts, inputs, weights, (3, channels), "bfloat16", 4 * channels, 0, _turned)
+
+
+def _turned(pages: torch.Tensor) -> torch.Tensor:
+    return pages.mT
 
 
 def ssd(heads: int, dim: int, groups: int, size: int) -> Use:
@@ -109,36 +117,55 @@ def batch_of(rows: int, queries: int, at: int, device: torch.device) -> StateBat
     return StateBatch(starts, torch.zeros(rows, dtype=torch.bool, device=device), pages, pages, rows if queries > 1 else 0, queries)
 
 
-def measure(use: Use, rows: int, queries: int, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """µs a call, the error against the reference in float32, the floor's µs, and the share of it."""
+def measure(
+    use: Use, rows: int, queries: int, device: torch.device, dtype: torch.dtype, alone: AbstractContextManager[Any] = ALL
+) -> dict[str, Any]:
+    """µs a call, the larger error of outputs and states against the reference in float32, the floor's µs, and the share of it; µs of each
+    of its kernels. Within `alone` it measures."""
     tokens, width = rows * queries, 2 if use.state_dtype == "bfloat16" else 4
     numbers = 1
     for size in use.state:
         numbers *= size
     copies = max(2, min(16, 3 * 10**8 // (tokens * use.moved + rows * numbers * width))) if device.type == "cuda" else 1
     state_dtype = dtype if use.state_dtype == "bfloat16" else torch.float32
-    pages = torch.randn(1 + copies * rows, *use.state, device=device).to(state_dtype)
+    pages = use.view(torch.randn(1 + copies * rows, *use.state, device=device).to(state_dtype))
     batches = [batch_of(rows, queries, 1 + copy * rows, device) for copy in range(copies)]
     inputs = [use.inputs(tokens, device, dtype) for _ in range(copies)]
-    packed = [use.weights(device, dtype)] if use.weights else []
     ours, reference = (kind(use.facts) for kind in use.kinds)
+    weights = use.weights(device, dtype) if use.weights else {}
+    packed, plain = ([ours.pack(weights)], [weights]) if weights else ([], [])
     # The reference needs room: it sees the first 1,024 tokens.
     seen = min(queries, 1024)
     part = batch_of(rows, seen, 1, device)
     index = torch.arange(tokens, device=device).view(rows, queries)[:, :seen].flatten()
     few = tuple(x[index] if isinstance(x, torch.Tensor) and x.shape[:1] == (tokens,) else x for x in inputs[0])
-    true = reference.run(*packed, *_wide(few), pages.float().clone(), part)
-    error = float((ours.run(*packed, *few, pages.clone(), part).float() - true).norm() / true.norm())
+    before, after = pages.float().clone(), pages.clone()
+    true = reference.run(*plain, *_wide(few), before, part)
+    error = max(_off(ours.run(*packed, *few, after, part), true), _off(after, before))
     moved = tokens * use.moved + 2 * rows * numbers * width
     floor = 1e6 * max(moved / COPY, tokens * use.work / PRODUCTS if queries > 1 else 0.0)
-    found = {"error": error, "floor_us": floor, "bytes": float(moved), "operations": float(tokens * use.work)}
+    found: dict[str, Any] = {"error": error, "floor_us": floor, "bytes": float(moved), "operations": float(tokens * use.work)}
     if device.type == "cuda":
         calls = [
             partial(ours.run, *packed, *inputs[i % copies], pages, batches[i % copies]) for i in range(copies * (4 if queries == 1 else 1))
         ]
-        found["us"] = timed(calls)
+        with alone:
+            found["us"] = timed(calls)
+            found["parts"] = parts(calls[0])
         found["share"] = floor / found["us"]
     return found
+
+
+def parts(call: Callable[[], Any]) -> dict[str, float]:
+    """µs of each kernel of a call, by name."""
+    with profile(activities=[ProfilerActivity.CUDA]) as tracer:
+        call()
+        torch.cuda.synchronize()
+    return {event.key[:40]: round(float(event.device_time_total), 1) for event in tracer.key_averages() if event.device_time_total}
+
+
+def _off(found: torch.Tensor, true: torch.Tensor) -> float:
+    return float((found.float() - true).norm() / true.norm())
 
 
 def _wide(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -56,7 +56,8 @@ class ConvBlock:
         weight = build.stack({f"{path}.{name}.weight": (span, *taps) for name, span in parts.items()}, "heads")
         bias = build.stack({f"{path}.{name}.bias": (span,) for name, span in parts.items()}, "heads") if spec.bias else None
         kernel = build.kernel("causal_conv1d", ConvFacts(build.numerics.dtype, channels, spec.taps, spec.bias, activation))
-        self.part = StatePart((channels, spec.taps - 1), build.numerics.dtype)
+        # A tap's channels side by side, as those of a token: what threads beside each other read lies together.
+        self.part = StatePart((spec.taps - 1, channels), build.numerics.dtype)
         if build.loading:
             assert weight is not None
             self._run = kernel.run
@@ -64,7 +65,7 @@ class ConvBlock:
 
     def __call__(self, x: torch.Tensor, pages: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """x `[T, channels]` → the same shape."""
-        result: torch.Tensor = self._run(self._packed, x, pages, batch)
+        result: torch.Tensor = self._run(self._packed, x, pages.transpose(1, 2), batch)
         return result
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -38,6 +38,15 @@ SHAPES = (
     Rows("ragged", (65, 3, 16, 1, 1), (True, False, False, False, True), 4),
     Rows("padding rows", (5, 1, 0), (False, False, True), 2),
 )
+REAL = Rows("sizes of models", (200, 70, 9, 1), (True, False, False, False), 3)
+"""With heads and channels as models have them: compilers make other programs of those. Tokens on both sides of 64, 128 and 192."""
+DECODES = Rows("decodes, sizes of models", (1,) * 33, (False, True, False) * 11, 1)
+
+
+def uses(small: Iterable[Any], real: Iterable[Any]) -> Iterator[tuple[Any, Rows]]:
+    """Facts of small sizes with requests of every kind, and of models' sizes with some."""
+    yield from ((facts, rows) for facts in small for rows in SHAPES)
+    yield from ((facts, REAL) for facts in real)
 
 
 def batch_of(rows: Rows) -> tuple[StateBatch, int]:
@@ -55,9 +64,10 @@ def batch_of(rows: Rows) -> tuple[StateBatch, int]:
     return batch, tokens
 
 
-def pages_of(gen: torch.Generator, rows: Rows, batch: StateBatch, dtype: str, *shape: int) -> torch.Tensor:
-    """Pages with NaN wherever no request may look, `shape` numbers each, further apart than they are long."""
-    pages = torch.full((2 * len(rows.lengths) + 2, *shape[:-1], shape[-1] + 8), float("nan"), dtype=getattr(torch, dtype))[..., : shape[-1]]
+def pages_of(gen: torch.Generator, rows: Rows, batch: StateBatch, dtype: str, *shape: int, gap: int = 8) -> torch.Tensor:
+    """Pages with NaN wherever no request may look, `shape` numbers each, `gap` further apart than they are long."""
+    pages = torch.full((2 * len(rows.lengths) + 2, *shape[:-1], shape[-1] + gap), float("nan"), dtype=getattr(torch, dtype))
+    pages = pages[..., : shape[-1]]
     for page, fresh in zip(batch.read.tolist(), rows.fresh, strict=True):
         if not fresh:
             pages[page] = draw(gen, *shape, dtype=dtype, scale=0.5)
@@ -99,14 +109,18 @@ def _conv_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _conv_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
-    for facts in (ConvFacts(dtype, 24, 4), ConvFacts(dtype, 40, 3, bias=True, activation="none"), ConvFacts(dtype, 8, 2, bias=True)):
-        for rows in SHAPES:
-            batch, tokens = batch_of(rows)
-            weights = {"weight": draw(gen, facts.channels, facts.taps, dtype=dtype)}
-            if facts.bias:
-                weights["bias"] = draw(gen, facts.channels, dtype=dtype)
+    small = (ConvFacts(dtype, 24, 4), ConvFacts(dtype, 40, 3, bias=True, activation="none"), ConvFacts(dtype, 8, 2, bias=True))
+    real = (ConvFacts(dtype, 1104, 4, bias=True), ConvFacts(dtype, 256, 3, activation="none"))
+    for facts, rows in (*uses(small, real), *((facts, DECODES) for facts in real)):
+        batch, tokens = batch_of(rows)
+        weights = {"weight": draw(gen, facts.channels, facts.taps, dtype=dtype)}
+        if facts.bias:
+            weights["bias"] = draw(gen, facts.channels, dtype=dtype)
+        if facts in real:  # a tap's channels side by side, as models keep them
+            pages = pages_of(gen, rows, batch, dtype, facts.taps - 1, facts.channels, gap=0).transpose(1, 2)
+        else:
             pages = pages_of(gen, rows, batch, dtype, facts.channels, facts.taps - 1)
-            yield Case(rows.label, facts, (draw(gen, tokens, facts.channels, dtype=dtype), pages, batch), weights, mutates=(1,))
+        yield Case(rows.label, facts, (draw(gen, tokens, facts.channels, dtype=dtype), pages, batch), weights, mutates=(1,))
 
 
 def _selective_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,16 +137,16 @@ def _selective_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _selective_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
-    for facts in (SelectiveScanFacts(dtype, 24, 16), SelectiveScanFacts(dtype, 8, 4)):
-        for rows in SHAPES:
-            batch, tokens = batch_of(rows)
-            size, state = facts.channels, facts.state
-            args = (
-                draw(gen, tokens, size, dtype=dtype), draw(gen, tokens, size).abs(), -draw(gen, size, state).exp(),
-                draw(gen, tokens, state, dtype=dtype), draw(gen, tokens, state, dtype=dtype), draw(gen, size),
-                pages_of(gen, rows, batch, "float32", size, state), batch,
-            )  # fmt: skip
-            yield Case(rows.label, facts, args, mutates=(6,))
+    small = (SelectiveScanFacts(dtype, 24, 16), SelectiveScanFacts(dtype, 8, 4))
+    for facts, rows in uses(small, [SelectiveScanFacts(dtype, 320, 16)]):
+        batch, tokens = batch_of(rows)
+        size, state = facts.channels, facts.state
+        args = (
+            draw(gen, tokens, size, dtype=dtype), draw(gen, tokens, size).abs(), -draw(gen, size, state).exp(),
+            draw(gen, tokens, state, dtype=dtype), draw(gen, tokens, state, dtype=dtype), draw(gen, size),
+            pages_of(gen, rows, batch, "float32", size, state), batch,
+        )  # fmt: skip
+        yield Case(rows.label, facts, args, mutates=(6,))
 
 
 def _ssd_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,17 +170,17 @@ def _ssd_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _ssd_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
-    for facts in (SsdFacts(dtype, 4, 16, 2, 8), SsdFacts(dtype, 3, 8, 1, 16), SsdFacts(dtype, 2, 16, 2, 16)):
-        for rows in SHAPES:
-            batch, tokens = batch_of(rows)
-            heads, groups = facts.heads, facts.groups
-            args = (
-                draw(gen, tokens, heads, facts.head_dim, dtype=dtype), draw(gen, tokens, heads).abs(), -draw(gen, heads).exp(),
-                draw(gen, tokens, groups, facts.state, dtype=dtype), draw(gen, tokens, groups, facts.state, dtype=dtype),
-                draw(gen, heads) if groups < heads else None,
-                pages_of(gen, rows, batch, "float32", heads, facts.head_dim, facts.state), batch,
-            )  # fmt: skip
-            yield Case(rows.label, facts, args, mutates=(6,))
+    small = (SsdFacts(dtype, 4, 16, 2, 8), SsdFacts(dtype, 3, 8, 1, 16), SsdFacts(dtype, 2, 16, 2, 16))
+    for facts, rows in uses(small, (SsdFacts(dtype, 2, 64, 1, 128), SsdFacts(dtype, 1, 128, 1, 128))):
+        batch, tokens = batch_of(rows)
+        heads, groups = facts.heads, facts.groups
+        args = (
+            draw(gen, tokens, heads, facts.head_dim, dtype=dtype), draw(gen, tokens, heads).abs(), -draw(gen, heads).exp(),
+            draw(gen, tokens, groups, facts.state, dtype=dtype), draw(gen, tokens, groups, facts.state, dtype=dtype),
+            draw(gen, heads) if groups < heads else None,
+            pages_of(gen, rows, batch, "float32", heads, facts.head_dim, facts.state), batch,
+        )  # fmt: skip
+        yield Case(rows.label, facts, args, mutates=(6,))
 
 
 def _delta_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
@@ -190,19 +204,21 @@ def _delta_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _delta_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
-    kinds = (DeltaFacts(dtype, 2, 4, 8, 16), DeltaFacts(dtype, 2, 2, 16, 8, by_channel=True), DeltaFacts(dtype, 1, 1, 16, 16))
-    for facts in kinds:
-        for rows in SHAPES:
-            batch, tokens = batch_of(rows)
-            q, k = (draw(gen, tokens, facts.k_heads, facts.k_dim, dtype=dtype) for _ in range(2))
-            decay = (tokens, facts.heads, facts.k_dim) if facts.by_channel else (tokens, facts.heads)
-            unit = (k.float() / k.float().norm(dim=-1, keepdim=True).clamp(min=1e-6)).to(k.dtype)
-            pages = pages_of(gen, rows, batch, "float32", facts.heads, facts.k_dim, facts.v_dim)
-            args = (
-                q, unit, draw(gen, tokens, facts.heads, facts.v_dim, dtype=dtype), -draw(gen, *decay).abs(),
-                torch.rand(tokens, facts.heads, generator=gen), pages, batch,
-            )  # fmt: skip
-            yield Case(rows.label, facts, args, mutates=(5,))
+    small = (DeltaFacts(dtype, 2, 4, 8, 16), DeltaFacts(dtype, 2, 2, 16, 8, by_channel=True), DeltaFacts(dtype, 1, 1, 16, 16))
+    real = (DeltaFacts(dtype, 1, 2, 128, 128), DeltaFacts(dtype, 2, 2, 128, 128, by_channel=True))
+    for facts, rows in uses(small, real):
+        batch, tokens = batch_of(rows)
+        # Models make keys and queries of unit length in float32.
+        kind, scale = ("float32", facts.k_dim**-0.5) if facts in real else (dtype, 1.0)
+        q, k = (draw(gen, tokens, facts.k_heads, facts.k_dim, dtype=kind, scale=scale) for scale in (scale, 1.0))
+        decay = (tokens, facts.heads, facts.k_dim) if facts.by_channel else (tokens, facts.heads)
+        unit = (k.float() / k.float().norm(dim=-1, keepdim=True).clamp(min=1e-6)).to(k.dtype)
+        pages = pages_of(gen, rows, batch, "float32", facts.heads, facts.k_dim, facts.v_dim)
+        args = (
+            q, unit, draw(gen, tokens, facts.heads, facts.v_dim, dtype=dtype), -draw(gen, *decay).abs(),
+            torch.rand(tokens, facts.heads, generator=gen), pages, batch,
+        )  # fmt: skip
+        yield Case(rows.label, facts, args, mutates=(5,))
 
 
 def _recurrent_tolerance(case: Case) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from pagoda.ops.cases.common import draw, tolerance
-from pagoda.ops.cases.state import SHAPES, Array, batch_of, no_parts, numbers, pages_of, walk_of
+from pagoda.ops.cases.state import Array, batch_of, no_parts, numbers, pages_of, uses, walk_of
 from pagoda.ops.op import Case, Op
 from pagoda.ops.wkv import WkvFacts, WkvReference
 
@@ -30,16 +30,15 @@ def _oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
-    for channels in (24, 8):
-        for rows in SHAPES:
-            batch, tokens = batch_of(rows)
-            pages = pages_of(gen, rows, batch, "float32", 3, channels)
-            pages[:, 1] = pages[:, 1].abs() + 1.0
-            args = (
-                draw(gen, tokens, channels, dtype=dtype), draw(gen, tokens, channels, dtype=dtype), -draw(gen, channels).exp(),
-                draw(gen, channels), pages, batch,
-            )  # fmt: skip
-            yield Case(rows.label, WkvFacts(dtype, channels), args, mutates=(4,))
+    for channels, rows in uses((24, 8), [768]):
+        batch, tokens = batch_of(rows)
+        pages = pages_of(gen, rows, batch, "float32", 3, channels)
+        pages[:, 1] = pages[:, 1].abs() + 1.0
+        args = (
+            draw(gen, tokens, channels, dtype=dtype), draw(gen, tokens, channels, dtype=dtype), -draw(gen, channels).exp(),
+            draw(gen, channels), pages, batch,
+        )  # fmt: skip
+        yield Case(rows.label, WkvFacts(dtype, channels), args, mutates=(4,))
 
 
 WKV = Op("wkv", WkvReference, _oracle, lambda case: tolerance(case.facts.dtype, 256, roundings=2), _cases, no_parts)

@@ -1,8 +1,13 @@
-"""`causal_conv1d` in Triton: blocks of tokens × channels, prompts and decodes in one kernel, states written where they are read."""
+"""`causal_conv1d` in Triton: blocks of tokens × channels, prompts and decodes in one kernel, states written where they are read.
+
+Neighbouring threads have neighbouring channels: of a token, of a tap's weights (packed by taps), and of a state, where its channels lie
+side by side as models keep them. A state with other steps is right, and slower.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=STEP)
-def _conv(x, weight, bias, state, out, query_start, fresh, read, write, rows, tokens, read_r, write_r, x_t, s_page, s_c,
+def _conv(x, weight, bias, state, out, query_start, fresh, read, write, rows, tokens, read_r, write_r, x_t, s_page, s_c, s_k,
           C: tl.constexpr, TAPS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, SINGLE: tl.constexpr,
           BIAS: tl.constexpr, SILU: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """SINGLE: a block is a request of one token; otherwise request r owns blocks as in `find_request`, and one more has what is left.
@@ -54,13 +59,17 @@ def _conv(x, weight, bias, state, out, query_start, fresh, read, write, rows, to
     offset = token - first
     line = x + token.to(tl.int64)[:, None] * x_t + channel[None, :]
     total = tl.load(line, mask=here, other=0.0).to(tl.float32)
-    total *= tl.load(weight + channel * TAPS + TAPS - 1, mask=inside, other=0.0).to(tl.float32)[None, :]
-    for back in tl.static_range(1, TAPS):
-        own = (offset >= back)[:, None]
-        value = tl.load(line - back * x_t, mask=here & own, other=0.0).to(tl.float32)
-        old = tl.load(before[None, :] + (TAPS - 1 - back + offset)[:, None], mask=here & (own == 0) & kept, other=0.0).to(tl.float32)
-        tap = tl.load(weight + channel * TAPS + TAPS - 1 - back, mask=inside, other=0.0).to(tl.float32)
-        total += tl.where(own, value, old) * tap[None, :]
+    total *= tl.load(weight + (TAPS - 1) * C + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if not SINGLE:
+        for back in tl.static_range(1, TAPS):
+            value = tl.load(line - back * x_t, mask=here & (offset >= back)[:, None], other=0.0).to(tl.float32)
+            total += value * tl.load(weight + (TAPS - 1 - back) * C + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if begin == first:
+        # A token's own inputs are the later ones: the sum has the same order as if all came from one place.
+        for back in tl.static_range(1, TAPS):
+            older = here & (offset < back)[:, None] & kept
+            value = tl.load(before[None, :] + ((TAPS - 1 - back + offset) * s_k)[:, None], mask=older, other=0.0).to(tl.float32)
+            total += value * tl.load(weight + (TAPS - 1 - back) * C + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
     if BIAS:
         total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
     if SILU:
@@ -69,33 +78,53 @@ def _conv(x, weight, bias, state, out, query_start, fresh, read, write, rows, to
     if begin == first:
         k = tl.arange(0, BLOCK_K)
         at = end - (TAPS - 1) + k
-        wanted = inside[:, None] & (k < TAPS - 1)[None, :]
-        latest = tl.load(x + at.to(tl.int64)[None, :] * x_t + channel[:, None], mask=wanted & (at >= first)[None, :], other=0.0)
-        left = tl.load(before[:, None] + (at - first + TAPS - 1)[None, :], mask=wanted & (at < first)[None, :] & kept, other=0.0)
+        wanted = (k < TAPS - 1)[:, None] & inside[None, :]
+        latest = tl.load(x + at.to(tl.int64)[:, None] * x_t + channel[None, :], mask=wanted & (at >= first)[:, None], other=0.0)
+        left = tl.load(before[None, :] + ((at - first + TAPS - 1) * s_k)[:, None], mask=wanted & (at < first)[:, None] & kept, other=0.0)
         # The page may be the one that was read, by other threads too.
         tl.debug_barrier()
-        after = state + page_out * s_page + channel.to(tl.int64)[:, None] * s_c + k[None, :]
-        tl.store(after, tl.where((at >= first)[None, :], latest.to(state.dtype.element_ty), left), mask=wanted)
+        after = state + page_out * s_page + channel.to(tl.int64)[None, :] * s_c + (k * s_k)[:, None]
+        tl.store(after, tl.where((at >= first)[:, None], latest.to(state.dtype.element_ty), left), mask=wanted)
+
+
+class Tile(NamedTuple):
+    """Tokens and channels of a program, and its warps."""
+
+    tokens: int
+    channels: int
+    warps: int
 
 
 class CausalConv(PlainKernel):
-    """`run(packed, x, state, batch)`, as in `ops.conv.CausalConvReference`: the same bits for a token in whatever step it comes."""
+    """`run(packed, x, state, batch)`, as in `ops.conv.CausalConvReference`: the same bits for a token in whatever step it comes.
+
+    Attributes:
+        one: tiles of a few decodes. many: of more. prompt: of steps with prompts.
+    """
 
     facts: ConvFacts
+    one = Tile(1, 256, 1)
+    many = Tile(1, 1024, 4)
+    prompt = Tile(32, 256, 8)
+
+    def pack(self, weights: Mapping[str, torch.Tensor], out: Any | None = None) -> Any:
+        """`weight [taps, C]`, and the bias."""
+        return super().pack({**weights, "weight": weights["weight"].t().contiguous()}, out)
 
     def run(self, packed: Any, x: torch.Tensor, state: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         facts, tokens, rows = self.facts, x.shape[0], batch.read.shape[0]
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if tokens == 0 or rows == 0:
             return out.zero_()
-        x, weight = by_rows(x), packed["weight"].contiguous()
+        x, weight = by_rows(x), packed["weight"]
         single = batch.max_query <= 1
-        block_t, block_c = (1, 256 if rows < 32 else 1024) if single else (32, 128)
-        blocks = rows if single else tokens // block_t + rows + 1
-        _conv[(blocks, triton.cdiv(facts.channels, block_c))](
+        tile = (self.one if rows < 32 else self.many) if single else self.prompt
+        blocks = rows if single else tokens // tile.tokens + rows + 1
+        _conv[(blocks, triton.cdiv(facts.channels, tile.channels))](
             x, weight, packed["bias"] if facts.bias else weight, state, out, *step_args(batch), rows, tokens, *page_steps(batch),
-            x.stride(0), state.stride(0), state.stride(1), C=facts.channels, TAPS=facts.taps, BLOCK_T=block_t,
-            BLOCK_C=min(block_c, triton.next_power_of_2(facts.channels)), BLOCK_K=triton.next_power_of_2(facts.taps - 1), SINGLE=single,
-            BIAS=facts.bias, SILU=facts.activation == "silu", num_warps=4, enable_fp_fusion=False, **early(x.device),
+            x.stride(0), *state.stride(), C=facts.channels, TAPS=facts.taps, BLOCK_T=tile.tokens,
+            BLOCK_C=min(tile.channels, triton.next_power_of_2(facts.channels)), BLOCK_K=triton.next_power_of_2(facts.taps - 1),
+            SINGLE=single, BIAS=facts.bias, SILU=facts.activation == "silu", num_warps=tile.warps, enable_fp_fusion=False,
+            **early(x.device),
         )  # fmt: skip
         return out

@@ -1,7 +1,8 @@
 """`gated_delta_rule` in Triton: a few tokens one after the other on the state in registers; more in chunks of 64 (arXiv:2412.06464).
 
 What the tokens of a chunk write is a unit lower triangular system's solution, which does not depend on the state: one launch inverts the
-systems of all chunks, in blocks of 16 (`delta_systems.py`). Another walks through each request's chunks with the state in registers.
+systems of all chunks, in blocks of 16 (`delta_systems.py`). Another makes of them what the third needs, which walks through each request's
+chunks with the state in registers (`delta_chunks.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.delta import DeltaFacts
 from pagoda.ops.state import StateBatch
-from pagoda.ops.triton.delta_systems import CHUNK, systems
-from pagoda.ops.triton.launch import early, fitting_stages
+from pagoda.ops.triton.delta_chunks import WAYS, in_chunks
+from pagoda.ops.triton.launch import early
 from pagoda.ops.triton.state_rows import (
     ALL,
     FEW,
@@ -73,61 +74,6 @@ def _steps(q, k, v, decay, beta, state, out, query_start, fresh, read, write, ro
     tl.store(place + page_out * s_page, held, mask=inside)
 
 
-@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=STEP)
-def _chunks(q, k, v, decay, state, out, inverses, weights, query_start, fresh, read, write, few, read_r, write_r,
-            q_t, q_h, k_t, k_h, v_t, v_h, g_t, g_h, s_page, s_h, s_k, HEADS: tl.constexpr, K_HEADS: tl.constexpr, K: tl.constexpr,
-            V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, BY_CHANNEL: tl.constexpr, CHUNK: tl.constexpr,
-            STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """The same for requests of more than `few` tokens, whose systems are solved: inverses, weights `[chunks, HEADS, CHUNK, CHUNK]`."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
-    BLOCKS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
-    head, row = tl.program_id(0) // BLOCKS, tl.program_id(1)
-    column = tl.program_id(0) % BLOCKS * BLOCK_V + tl.arange(0, BLOCK_V)
-    channel, each = tl.arange(0, BLOCK_K), tl.arange(0, CHUNK)
-    first, end = segment(query_start, row)
-    if end - first <= few:
-        return
-    kept, page_in, page_out = state_of(fresh, read, write, row, read_r, write_r)
-    inside = (channel < K)[:, None] & (column < V)[None, :]
-    place = state + head * s_h + channel.to(tl.int64)[:, None] * s_k + column[None, :]
-    held = tl.load(place + page_in * s_page, mask=inside & kept, other=0.0)
-    shared = head // (HEADS // K_HEADS)
-    lower = each[:, None] >= each[None, :]
-    square = ((first // CHUNK + row).to(tl.int64) * HEADS + head) * (CHUNK * CHUNK) + each[:, None] * CHUNK + each[None, :]
-    for start in tl.range(first, end, CHUNK, num_stages=STAGES):
-        there = start + each < end
-        at = (start + each).to(tl.int64)
-        mask = there[:, None] & (channel < K)[None, :]
-        value = tl.load(v + at[:, None] * v_t + head * v_h + column[None, :], mask=there[:, None] & (column < V)[None, :], other=0.0)
-        key = tl.load(k + at[:, None] * k_t + shared * k_h + channel[None, :], mask=mask, other=0.0).to(tl.float32)
-        query = tl.load(q + at[:, None] * q_t + shared * q_h + channel[None, :], mask=mask, other=0.0).to(tl.float32)
-        inverse = tl.load(inverses + square, mask=lower, other=0.0)
-        weight = tl.load(weights + square, mask=lower, other=0.0)
-        if BY_CHANNEL:
-            each_decay = tl.load(decay + at[:, None] * g_t + head * g_h + channel[None, :], mask=mask, other=0.0)
-            so_far, total = tl.cumsum(each_decay, 0), tl.sum(each_decay, 0)
-            since, later = tl.exp(so_far), tl.exp(total[None, :] - so_far)
-            shrink = tl.exp(total)[:, None]
-        else:
-            each_decay = tl.load(decay + at * g_t + head, mask=there, other=0.0)
-            so_far, total = tl.cumsum(each_decay, 0), tl.sum(each_decay, 0)
-            since, later = tl.exp(so_far)[:, None], tl.exp(total - so_far)[:, None]
-            shrink = tl.exp(total)
-        before = held.to(value.dtype)
-        missing = value.to(tl.float32) - tl.dot((key * since).to(value.dtype), before, input_precision="ieee")
-        written = tl.dot(inverse, missing.to(value.dtype), input_precision="ieee").to(value.dtype)
-        result = tl.dot((query * since).to(value.dtype), before, input_precision="ieee")
-        result = tl.dot(weight, written, result, input_precision="ieee")
-        target = out + (at[:, None] * HEADS + head) * V + column[None, :]
-        tl.store(target, result.to(out.dtype.element_ty), mask=there[:, None] & (column < V)[None, :])
-        held = tl.dot(tl.trans((key * later).to(value.dtype)), written, held * shrink, input_precision="ieee")
-        square += HEADS * CHUNK * CHUNK
-    tl.debug_barrier()
-    tl.store(place + page_out * s_page, held, mask=inside)
-
-
 class Inputs(NamedTuple):
     """Arguments of a launch as `run` has them, their last dimension without gaps."""
 
@@ -147,6 +93,7 @@ class GatedDelta(PlainKernel):
     """`run(q, k, v, log_decay, beta, state, batch)`, as in `ops.delta.GatedDeltaReference`."""
 
     facts: DeltaFacts
+    way = WAYS[0]
     few = FEW
     fused = True
 
@@ -161,7 +108,7 @@ class GatedDelta(PlainKernel):
         inputs = Inputs(*(by_rows(tensor) for tensor in (q, k, v, log_decay, beta)))
         self._one_by_one(inputs, state, out, batch)
         if batch.max_query > self.few:
-            self._in_chunks(inputs, state, out, batch)
+            in_chunks(self.facts, *inputs, state, out, batch, self.few, self.way)
         return out
 
     @property
@@ -180,19 +127,6 @@ class GatedDelta(PlainKernel):
             *inputs, state, out, *step_args(batch), rows, out.shape[0], self.few, *page_steps(batch), *inputs.steps, inputs.beta.stride(0),
             *state.stride()[:3], BLOCK_K=triton.next_power_of_2(self.facts.k_dim), BLOCK_V=block, num_warps=4, **self.sizes,
             enable_fp_fusion=self.fused, **early(out.device),
-        )  # fmt: skip
-
-    def _in_chunks(self, inputs: Inputs, state: torch.Tensor, out: torch.Tensor, batch: StateBatch) -> None:
-        facts, width = self.facts, out.element_size()
-        inverses, weights = systems(facts, *inputs, batch, self.few)
-        block_k, block_v = max(16, triton.next_power_of_2(facts.k_dim)), max(16, min(triton.next_power_of_2(facts.v_dim), 32))
-        q, k, v, log_decay, _ = inputs
-        stage = CHUNK * (block_k * (q.element_size() + k.element_size() + 4 * facts.by_channel) + (2 * CHUNK + block_v) * width)
-        beside = (CHUNK + block_v) * block_k * width
-        _chunks[(facts.heads * triton.cdiv(facts.v_dim, block_v), batch.many)](
-            q, k, v, log_decay, state, out, inverses, weights, *step_args(batch), self.few, *page_steps(batch), *inputs.steps,
-            *state.stride()[:3], BLOCK_K=block_k, BLOCK_V=block_v, CHUNK=CHUNK, STAGES=fitting_stages(out.device, 3, stage, beside),
-            num_warps=8, **self.sizes, **early(out.device),
         )  # fmt: skip
 
 

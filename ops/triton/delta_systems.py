@@ -126,7 +126,7 @@ def _put(inverses, weights, base, i: tl.constexpr, j: tl.constexpr, inverse, amo
 def _systems(q, k, decay, beta, inverses, weights, query_start, many, few, q_t, q_h, k_t, k_h, g_t, g_h, beta_t, HEADS: tl.constexpr,
              K_HEADS: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BY_CHANNEL: tl.constexpr, CHUNK: tl.constexpr,
              EARLY: tl.constexpr):  # fmt: skip
-    """Chunks × heads; request r owns chunks as in `find_request`. Only what lies on the diagonal and below is written."""
+    """Chunks × heads; request r owns chunks as in `find_request`. What lies above the diagonal becomes 0."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -173,6 +173,13 @@ def _systems(q, k, decay, beta, inverses, weights, query_start, many, few, q_t, 
     _put(inverses, weights, base, 1, 1, x11, n1, w11, CHUNK)
     _put(inverses, weights, base, 2, 2, x22, n2, w22, CHUNK)
     _put(inverses, weights, base, 3, 3, x33, n3, w33, CHUNK)
+    zero = unit * 0.0
+    _put(inverses, weights, base, 0, 1, zero, n1, zero, CHUNK)
+    _put(inverses, weights, base, 0, 2, zero, n2, zero, CHUNK)
+    _put(inverses, weights, base, 0, 3, zero, n3, zero, CHUNK)
+    _put(inverses, weights, base, 1, 2, zero, n2, zero, CHUNK)
+    _put(inverses, weights, base, 1, 3, zero, n3, zero, CHUNK)
+    _put(inverses, weights, base, 2, 3, zero, n3, zero, CHUNK)
     key, query = _rows(k, s1, end, k_t, K, BLOCK_K), _rows(q, s1, end, q_t, K, BLOCK_K)
     sums = _since(g1, b1, BY_CHANNEL)
     a10, w10 = _below(key, query, n1, sums, b1, k, decay, start, end, b0, k_t, g_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
@@ -203,8 +210,8 @@ def systems(
     facts: DeltaFacts, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor, batch: StateBatch,
     few: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(1 + A)⁻¹ · β and the queries' weights, `[chunks, heads, 64, 64]` in v's dtype, of requests of more than `few` tokens; what lies
-    above the diagonal is nobody's. Chunk c of request r is the (query_start[r] // 64 + r + c)-th."""
+    """(1 + A)⁻¹ · β and the queries' weights, `[chunks, heads, 64, 64]` in v's dtype, of requests of more than `few` tokens. Chunk c of
+    request r is the (query_start[r] // 64 + r + c)-th; what belongs to no chunk is nobody's."""
     chunks = v.shape[0] // CHUNK + batch.many
     inverses = torch.empty(chunks, facts.heads, CHUNK, CHUNK, dtype=v.dtype, device=v.device)
     weights = torch.empty_like(inverses)
