@@ -22,6 +22,10 @@ SPREAD = 4
 PADDING = 512
 """Tokens of padding, or as many as the step has, that a step with prompts takes the device less time for than it takes its host."""
 
+NEARLY = 1.5
+"""With prompts, a captured step with up to so many times a step's tokens and rows is nearly as good as one of its own, which would cost
+somebody the time of a capture and seldom come again."""
+
 DRAWS = Use.RANDOM | Use.FILTER
 """Uses that change a step without changing the number of its rows."""
 
@@ -60,6 +64,11 @@ class Wanted(NamedTuple):
 def bucket_of(sizes: tuple[int, ...], wanted: int) -> int | None:
     """The smallest of ascending `sizes` that holds `wanted`."""
     return next((size for size in sizes if size >= wanted), None)
+
+
+def nearly_as_good(taken: Bucket, wanted: Bucket) -> bool:
+    """Whether a step with prompts that is padded to `taken` costs little more than one that is padded to `wanted`."""
+    return (taken.tokens or 0) + (taken.rows or 0) <= NEARLY * ((wanted.tokens or 0) + (wanted.rows or 0))
 
 
 def wanted_captures(policy: GraphPolicy, rows: int, tokens: int, lazy: bool, adapters: bool, beginning: int) -> Wanted:

@@ -18,7 +18,7 @@ from pagoda.hal.memory import MemoryKind
 from pagoda.ops.attention import PagedBatch
 from pagoda.serving.engine.batch import Bucket, StepBatch
 from pagoda.serving.engine.burst_steps import Burst, BurstViews
-from pagoda.serving.engine.capture_plan import DRAWS, PADDING, SPREAD, Job, Wanted, bucket_of, wanted_captures
+from pagoda.serving.engine.capture_plan import DRAWS, PADDING, SPREAD, Job, Wanted, bucket_of, nearly_as_good, wanted_captures
 from pagoda.serving.engine.cascade import FEWEST_ROWS, FEWEST_TOKENS
 from pagoda.serving.engine.forward import Forward
 from pagoda.serving.engine.graph_mode import GraphMode, policy_of
@@ -184,16 +184,24 @@ class CapturedSteps:
         has none. One capture of a step with prompts serves rows of all temperatures and filters: there are many sizes of these."""
         more = 0 if uniform else DRAWS
         every, adapted = uniform and bool(plan.sampled.all()), plan.adapters is not None
-        if plan.capture and self._may_capture:
+        found = self._standing_in(sizes, plan.num_tokens, use | more, (uniform, every, adapted))
+        near = found is not None and not uniform and nearly_as_good(found, sizes)
+        if plan.capture and self._may_capture and not near:
             return replace(sizes, use=more)
-        for each in self._larger(sizes, plan.num_tokens, uniform):
+        if not near:
+            self._ask(sizes, uniform, every, adapted, use | more)
+        return found if found is not None or not uniform else replace(sizes, use=more)
+
+    def _standing_in(self, sizes: Bucket, tokens: int, use: int, kind: tuple[bool, bool, bool]) -> Bucket | None:
+        """The smallest captured size that takes the step, its own if that is one. kind: see `_key`."""
+        uniform, every, adapted = kind
+        more = 0 if uniform else DRAWS
+        for each in self._larger(sizes, tokens, uniform):
             for draws in (more, more | Use.RANDOM, DRAWS):
                 key = self._key(each, uniform, every, adapted, use | draws)
                 if key in self._steps:
-                    self._ask(sizes, uniform, every, adapted, use | more)
                     return replace(each, use=draws, share=self._sharing.get(key, frozenset()))
-        self._ask(sizes, uniform, every, adapted, use | more)
-        return replace(sizes, use=more) if uniform else None
+        return None
 
     def _larger(self, sizes: Bucket, tokens: int, uniform: bool) -> Iterable[Bucket]:
         """Sizes that a step may be padded to rather than run as it is, smallest first."""

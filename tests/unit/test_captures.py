@@ -17,8 +17,9 @@ from pagoda.hal.comm import Topology
 from pagoda.hal.errors import DeviceError, EngineDeadError
 from pagoda.hal.graphs import GraphPolicy, Replay
 from pagoda.serving.engine import captured, captures, cascade
+from pagoda.serving.engine.batch import Bucket
 from pagoda.serving.engine.build import engine_starter
-from pagoda.serving.engine.capture_plan import Wanted, ladder, wanted_captures
+from pagoda.serving.engine.capture_plan import Wanted, ladder, nearly_as_good, wanted_captures
 from pagoda.serving.engine.captures import SHARE, STARVED_SECONDS, CaptureRule
 from pagoda.serving.engine.inprocess_client import InProcessClient
 from pagoda.serving.engine.params import SamplingParams
@@ -138,6 +139,28 @@ def test_a_step_of_nobody_falls_into_the_bucket_that_was_asked_for(most: int, bu
             sizes = made._captured._prompt_sizes(real)
             assert sizes is not None
             assert made._captured._prompt_sizes(made._dummies.prompts(sizes, GREEDY, False)) == sizes, (rows, tokens)
+
+
+def test_a_step_with_prompts_is_not_captured_for_a_little_padding() -> None:
+    made = lazy()
+    while made.capture_next().job is not None:
+        pass
+    hand, before = Hand(made), made._captured.counts
+    rows = [hand.sequence(slot, [slot + 2] * length, WARM) for slot, length in enumerate((6, 2, 2, 2, 2))]
+    hand.run(*((row, len(row.tokens)) for row in rows), capture=True)  # 14 tokens in 5 rows: 32 and 16 for 16 and 16
+    assert made._captured.counts == before
+    for key in [key for key in made._captured._steps if key.tokens == 32]:
+        del made._captured._steps[key]
+    few = made._captured.counts
+    more = [hand.sequence(slot + 5, [slot + 2] * length, WARM) for slot, length in enumerate((6, 2, 2, 2, 2))]
+    hand.run(*((row, len(row.tokens)) for row in more), capture=True)  # 64 and 16 are too many
+    assert made._captured.counts.captured == few.captured + 1
+
+
+@pytest.mark.parametrize(("taken", "wanted", "good"), [((512, 256), (384, 256), True), ((1280, 256), (1280, 16), True),
+                                                       ((512, 256), (64, 64), False), ((512, 256), (256, 16), False)])  # fmt: skip
+def test_padding_counts_tokens_and_rows(taken: tuple[int, int], wanted: tuple[int, int], good: bool) -> None:
+    assert nearly_as_good(Bucket(*taken), Bucket(*wanted)) is good
 
 
 class Failing(EagerGraphs):
@@ -333,6 +356,7 @@ async def test_a_load_of_decodes_pays_for_no_capture_once_all_are_there(monkeypa
             for tokens in (1, 12):
                 await load(rows, tokens)
         assert len(keys) == before > 10, "nobody's step was captured meanwhile"
+        assert (await client.stats()).steps_to_capture == 0, "and none will be, in front of somebody's request"
         decodes = [(rows, found) for tokens, rows, found in seen if tokens == rows]
         assert {rows for rows, _ in decodes} >= {3, 5, 16} and len(seen) > len(decodes)
         for rows, found in decodes:
