@@ -41,6 +41,7 @@ NOTES = {
     "--trust-remote-code": "accepted with a warning: no code of a checkpoint is ever run",
     "--logprobs-mode": "same; logprobs of prompts are logprobs in every mode",
     "--max-logprobs": "same; 64 when not given",
+    "--allowed-origins": "none when not given, where `vllm serve` lets the pages of all origins call",
     "--tool-parser-plugin": _PLUGIN,
     "--reasoning-parser-plugin": _PLUGIN,
 }

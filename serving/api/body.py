@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Mapping
@@ -94,7 +95,18 @@ def converted(raw: dict[str, Any], kind: type[S]) -> S:
     try:
         return msgspec.convert(raw, kind, str_keys=True)
     except msgspec.ValidationError as error:
+        with contextlib.suppress(msgspec.ValidationError, RecursionError):
+            return msgspec.convert(_whole_numbers(raw), kind, str_keys=True)
         raise _field_error(str(error)) from None
+
+
+def _whole_numbers(value: Any) -> Any:
+    """4.0 as 4, which are one number in JSON; clients write either. Where a float is wanted, 4 is one."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _whole_numbers(one) for name, one in value.items()}
+    return [_whole_numbers(one) for one in value] if isinstance(value, list) else value
 
 
 def _json(body: bytes) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -88,7 +89,7 @@ def test_a_killed_engine_is_told_by_every_api_process(tmp_path):
         gone(children)
 
 
-def test_nothing_survives_a_killed_first_process(tmp_path):
+def test_nothing_survives_a_killed_first_process_and_its_port_is_taken_again(tmp_path):
     with tiny_server(tmp_path / "model", "generate", "--api-server-count", "2") as server:
         children = family(server.process.pid)
         assert len(children) >= 2
@@ -97,3 +98,7 @@ def test_nothing_survives_a_killed_first_process(tmp_path):
         server.signal(signal.SIGKILL)
         gone(children)
         assert len(asking.end()) == 8
+    port = str(urlsplit(server.where).port)
+    with tiny_server(tmp_path / "model", "generate", "--api-server-count", "2", "--port", port) as again:
+        assert urlsplit(again.where).port == int(port)
+        assert httpx.post(f"{again.where}/v1/completions", json={**LONG, "max_tokens": 3}, timeout=60).status_code == 200

@@ -77,6 +77,16 @@ BASES: dict[str, list[Body]] = {
             "text": {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}},
             "background": True,
         },
+        {
+            "input": ITEMS,
+            "max_output_tokens": 4,
+            "background": True,
+            "stream": True,
+            "truncation": "auto",
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 2,
+            "repetition_detection": {"max_pattern_size": 3, "min_count": 2},
+        },
     ],
     "/v1/messages": [
         {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4},
@@ -114,6 +124,7 @@ ALIASES = {
     "/v1/rerank": "/rerank",
     "/v2/rerank": "/rerank",
     "/v1/responses/render": "/v1/responses",
+    "/v1/responses/input_tokens": "/v1/responses",
     "/v1/messages/render": "/v1/messages",
 }
 ENDS_ALL = "/abort_requests"

@@ -67,6 +67,7 @@ FRAMES: tuple[bytes, ...] = (
     HEAD.replace(b"x\r\n", b"x\r\nX-Request-Id: " + b"r" * 5000 + b"\r\n", 1) + b"Content-Length: 37\r\n\r\n" + BODY,
     HEAD + b"Authorization: \xff\xfe\r\nContent-Length: 37\r\n\r\n" + BODY,
     HEAD + b"traceparent: 00-zz-zz-zz\r\nContent-Length: 37\r\n\r\n" + BODY,
+    b"GET /v1/responses/x?stream=true&starting_after=%00 HTTP/1.1\r\nHost: x\r\n\r\n",
     b"DELETE /v1/responses/%00 HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET /v1/responses/x/input_items?limit=%ff&order=%00&after= HTTP/1.1\r\nHost: x\r\n\r\n",
 )

@@ -309,3 +309,23 @@ async def test_the_models_are_listed_in_the_protocols_words() -> None:
     assert (page.first_id, page.last_id, page.has_more) == ("toy", "toy-alias", False)
     assert one.created_at.timestamp() == plain["data"][1]["created"] and one.max_tokens == plain["data"][1]["max_model_len"]
     assert plain["object"] == "list"
+
+
+async def test_documents_of_text_are_read() -> None:
+    parts = [{"type": "text", "text": "Part one."}, {"type": "text", "text": "Part two."}]
+    documents = [
+        {
+            "type": "document",
+            "title": "Rome",
+            "context": "a guide",
+            "source": {"type": "text", "media_type": "text/plain", "data": "Seven hills."},
+        },
+        {"type": "document", "source": {"type": "content", "content": parts}},
+        {"type": "document", "source": {"type": "content", "content": "As it is."}},
+    ]
+    async with client(Scripted("x"), text_side("{% for m in messages %}{{ m.content }}{% endfor %}")) as (messages, toy):
+        await ask(messages, messages=[{"role": "user", "content": [*documents, {"type": "text", "text": "So?"}]}])
+        assert prompt_of(toy) == "Rome\na guide\nSeven hills.\nPart one.\nPart two.\nAs it is.\nSo?"
+        pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aa"}}
+        with pytest.raises(anthropic.BadRequestError, match="takes text, content"):
+            await ask(messages, messages=[{"role": "user", "content": [pdf]}])

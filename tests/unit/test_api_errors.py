@@ -133,10 +133,23 @@ async def test_harmless_forms_of_unsupported_fields_pass(toy):
         "tool_choice": "none",
         "response_format": {"type": "text"},
         "modalities": ["text"],
-        "store": False,
+        "store": True,
+        "prediction": {"type": "content", "content": "x"},
+        "top_logprobs": 0,
         "user": "u",
     }
     assert (await toy.chat(**fields)).status_code == 200
+
+
+async def test_a_whole_number_may_be_written_as_a_float(toy):
+    fields = {"max_tokens": 4.0, "seed": 3.0, "stop_token_ids": [1.0], "temperature": 1, "logit_bias": {"5": 2.0}, "n": 1.0}
+    assert (await toy.chat(**fields)).status_code == 200
+    params = toy.engine.requests[-1].params
+    assert (params.max_tokens, params.seed, params.stop_token_ids, params.n) == (4, 3, (1,), 1)
+    half = await toy.chat(max_tokens=4.5)
+    assert (half.status_code, half.json()["error"]["param"]) == (400, "max_tokens")
+    deep = b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 4.5, "vllm_xargs": ' + b'{"a":' * 900 + b"1.0" + b"}" * 901
+    assert (await toy.http.post(CHAT, content=deep, headers={"content-type": "application/json"})).status_code == 400
 
 
 async def test_an_unknown_field_is_ignored_and_logged_once(toy, caplog):

@@ -481,13 +481,18 @@ async def test_leaving_ends_the_request() -> None:
 
 
 async def test_reasoning_can_be_turned_off_in_the_template() -> None:
-    async with client(Scripted("x"), text_side("{{ enable_thinking }}|{{ reasoning_effort }}|<think></think>")) as (responses, toy):
+    async with client(Scripted("x"), text_side("{{ enable_thinking }}|{{ reasoning_effort }}|{{ verbosity }}|<think></think>")) as (
+        responses,
+        toy,
+    ):
         await responses.create(model="toy", input="x", reasoning={"effort": "none"})
         assert prompt_of(toy).startswith("False|none")
         await responses.create(
             model="toy", input="x", reasoning={"effort": "low", "summary": "auto"}, include=["reasoning.encrypted_content"]
         )
         assert prompt_of(toy).startswith("|low")
+        said = await responses.create(model="toy", input="x", text={"verbosity": "low"})
+        assert said.text.verbosity == "low" and prompt_of(toy).startswith("||low|")
 
 
 async def test_a_schema_reaches_the_engine(require: Any) -> None:
@@ -530,7 +535,6 @@ WRONG: dict[str, dict[str, Any]] = {
     "include": {"include": ["everything"]},
     "truncation": {"truncation": "middle"},
     "background": {"background": True, "store": False},
-    "text.verbosity": {"text": {"verbosity": "low"}},
     "text.format": {"text": {"format": {"type": "xml"}}},
     "model": {"model": "nobody"},
 }

@@ -10,7 +10,7 @@ from pagoda.serving.api.anthropic.protocol import Blocks, Turn
 from pagoda.serving.api.conversation import Conversation
 
 _THOUGHTS = ("thinking", "redacted_thinking")
-_OF_ROLE = {"user": ("text", "image", "tool_result"), "assistant": ("text", "tool_use", *_THOUGHTS), "system": ("text",)}
+_OF_ROLE = {"user": ("text", "image", "document", "tool_result"), "assistant": ("text", "tool_use", *_THOUGHTS), "system": ("text",)}
 
 
 def chat_of(system: str | Blocks | None, turns: list[Turn]) -> list[dict[str, Any]]:
@@ -40,6 +40,8 @@ def _add_block(chat: Conversation, role: str, block: dict[str, Any], where: str)
         chat.text(role, _string(block, "text", where))
     elif kind == "image":
         chat.image(role, _address(block.get("source"), f"{where}.source"))
+    elif kind == "document":
+        chat.text(role, _document(block, where))
     elif kind == "thinking":
         chat.reasoning(_string(block, "thinking", where))
     elif kind == "tool_use":
@@ -56,6 +58,23 @@ def _address(source: Any, where: str) -> str:
     if kind != "base64":
         raise RequestError(f"{where} has type {kind!r}: this server takes base64, url", code="unsupported_content")
     return f"data:{_string(source, 'media_type', where)};base64,{_string(source, 'data', where)}"
+
+
+def _document(block: dict[str, Any], where: str) -> str:
+    """The words of a document of plain text, after its title and context."""
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind == "text":
+        words = _string(source, "data", f"{where}.source")
+    elif kind == "content" and isinstance(source.get("content"), str):
+        words = source["content"]
+    elif kind == "content":
+        parts = _parts(source.get("content"), f"{where}.source")
+        words = "\n".join(_result_part(part, f"{where}.source.content[{index}]") for index, part in enumerate(parts))
+    else:
+        raise RequestError(f"{where}.source has type {kind!r}: of documents this server takes text, content", code="unsupported_content")
+    heads = [block[name] for name in ("title", "context") if isinstance(block.get(name), str) and block[name]]
+    return "\n".join((*heads, words))
 
 
 def _add_call(chat: Conversation, block: dict[str, Any], where: str) -> None:
@@ -81,7 +100,7 @@ def _parts(content: Any, where: str) -> list[Any]:
 def _result_part(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind != "text":
-        raise RequestError(f"{where} has type {kind!r}: the served model takes text from tools", code="unsupported_content")
+        raise RequestError(f"{where} has type {kind!r}: the served model takes text here", code="unsupported_content")
     return _string(part, "text", where)
 
 

@@ -35,7 +35,8 @@ async def question(service: Service, body: ChatRequest) -> Question:
     """Raises `RequestError` for tools, formats and messages that cannot be served."""
     answers = service.text.answers
     schemas = offered_tools(body, answers)
-    variables = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    asked = {"reasoning_effort": body.reasoning_effort, "verbosity": body.verbosity}  # which some templates know
+    variables = {name: value for name, value in asked.items() if value is not None}
     encoded = await chat_prompt(service, body, extra=variables, documents=body.documents, tools=body.tools if schemas else None)
     end = _prompt_end(service, encoded.ids)
     structure = chat_structure(body, schemas, answers, service.text.tokenizer, end)

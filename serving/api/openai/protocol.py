@@ -105,6 +105,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     functions: Any = None

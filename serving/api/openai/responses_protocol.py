@@ -134,8 +134,6 @@ def refuse_unsupported(body: ResponseRequest) -> None:
     for wanted in body.include or ():
         if wanted not in _INCLUDES:
             raise _refused("include", f"include={wanted!r}")
-    if body.text is not None and body.text.verbosity not in (None, "medium"):
-        raise _refused("text.verbosity", f"text.verbosity={body.text.verbosity!r}")
 
 
 def _refused(param: str, what: str) -> RequestError:

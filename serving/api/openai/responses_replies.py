@@ -128,7 +128,7 @@ def new_record(body: ResponseRequest, response_id: str, model: str, params: Samp
         reasoning={"effort": reasoning.effort if reasoning else None, "summary": None},
         store=store,
         temperature=params.temperature,
-        text={"format": (body.text and body.text.format) or {"type": "text"}},
+        text={"format": (body.text and body.text.format) or {"type": "text"}} | _verbosity(body),
         tool_choice=body.tool_choice or "auto",
         tools=tools_of(body),
         top_p=params.top_p,
@@ -142,6 +142,10 @@ def ending_event(record: ResponseRecord, number: int) -> bytes:
     """The last event of a stream. The protocol has none for what was cancelled, which is a way to be incomplete."""
     kind = f"response.{'incomplete' if record.status == 'cancelled' else record.status}"
     return named_event(kind, {"type": kind, "response": record, "sequence_number": number})
+
+
+def _verbosity(body: ResponseRequest) -> dict[str, Any]:
+    return {"verbosity": body.text.verbosity} if body.text and body.text.verbosity else {}
 
 
 def usage_of(count: Count) -> Usage:

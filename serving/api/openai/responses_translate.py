@@ -28,6 +28,7 @@ def chat_request(body: ResponseRequest, context: Sequence[Item]) -> ChatRequest:
     )
     for name in Extras.__struct_fields__:
         setattr(request, name, getattr(body, name))
+    request.verbosity = body.text.verbosity if body.text else None
     effort = body.reasoning.effort if body.reasoning else None
     request.reasoning_effort = effort
     if effort == "none":  # templates know the switch under these two names

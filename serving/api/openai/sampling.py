@@ -87,7 +87,7 @@ def chat_settings(request: ChatRequest) -> dict[str, Any]:
     out = given_settings(request)
     if request.max_completion_tokens is not None:
         out["max_tokens"] = request.max_completion_tokens
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
     if request.logprobs:
         out["logprobs"] = request.top_logprobs or 0

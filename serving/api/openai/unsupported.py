@@ -27,7 +27,6 @@ REFUSED = (
     "prompt_embeds",
     "modalities",
     "audio",
-    "prediction",
     "web_search_options",
     "mm_processor_kwargs",
     "media_io_kwargs",
@@ -37,8 +36,8 @@ REFUSED = (
     "return_weight_versions",
     "routed_experts_prompt_start",
 )
-WITHOUT_EFFECT = ("session_id", "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
-"""Accepted: they name the client or its conversation and change no answer."""
+WITHOUT_EFFECT = ("session_id", "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prediction", "store")
+"""Accepted: they name the client or its conversation, guess the answer, or want it kept for the client's eyes, and change no answer."""
 
 
 def refuse_unsupported(request: Any) -> None:
@@ -48,8 +47,6 @@ def refuse_unsupported(request: Any) -> None:
         if value is None or (value in ([], {})) or value in _HARMLESS.get(name, ()):
             continue
         raise RequestError(f"{name} is not supported by this server yet; leave it out", param=name, code="unsupported_parameter")
-    if getattr(request, "store", False):
-        raise RequestError("store=true is not supported: this server keeps no replies", param="store", code="unsupported_parameter")
 
 
 @cache
