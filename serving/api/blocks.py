@@ -168,7 +168,8 @@ class Answering:
 
         Raises `DrainingError` when the server ended the request because it stops, `AbortedError` when somebody ended it.
         """
-        async with aclosing(self._service.generate(self._request, patient=patient, outlet=outlet)) as steps:
+        apart = self._request.params.logprobs is not None  # to know which text is which token's
+        async with aclosing(self._service.generate(self._request, patient=patient, outlet=outlet, apart=apart)) as steps:
             async for step in steps:
                 yield self._read(step)
         if self.ending is None:

@@ -27,7 +27,7 @@ from pagoda.serving.api.tally import Tally
 from pagoda.serving.api.tracing_of import tracing_of
 from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.mailbox import PATIENCE, Plain
-from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs, error_of
+from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs, error_of, one_by_one
 from pagoda.serving.engine.pooling import Pooled
 from pagoda.serving.frontend.media_child import MediaChild
 from pagoda.serving.frontend.processor import MANY, Encoded, Processor, check_kinds
@@ -176,11 +176,17 @@ class Service:
         return Encoded(ids, text, items, positions)
 
     async def generate(
-        self, request: EngineRequest, *, patient: bool = False, interval: int | None = None, outlet: Outlet | None = None
+        self,
+        request: EngineRequest,
+        *,
+        patient: bool = False,
+        interval: int | None = None,
+        outlet: Outlet | None = None,
+        apart: bool = False,
     ) -> AsyncGenerator[Step, None]:
         """Run one request. Leaving the iterator early, and a stop string, end it in the engine too. `patient`: for callers that show
         nothing before the end; others get `interval` tokens at a time, by default as the configuration says. What goes through `outlet`
-        is not yielded."""
+        is not yielded. `apart`: the only sequence's tokens are yielded each by itself."""
         self._admit(request)
         timer = self.metrics.timer(request)
         span = self.tracing.begin(request) if self.tracing is not None else None
@@ -190,7 +196,8 @@ class Service:
         plain = short_way(text, timer, outlet) if outlet is not None and answer is None else None
         try:
             patience = (1 if text.searches else PATIENCE) if patient else interval or self.config.stream_interval
-            async with aclosing(self.client.generate(request, patience, plain)) as deltas:  # type: ignore[type-var]
+            generated: Any = self.client.generate(request, patience, plain)
+            async with aclosing(_apart(generated) if apart else generated) as deltas:
                 async for delta in deltas:
                     self._started(request.request_id)
                     if request.request_id in self._late:
@@ -321,6 +328,13 @@ class Service:
             threads.shutdown(wait=False, cancel_futures=True)
         if self.tracing is not None:
             self.tracing.close()
+
+
+async def _apart(generated: AsyncGenerator[RequestDelta, None]) -> AsyncGenerator[RequestDelta, None]:
+    async with aclosing(generated) as deltas:
+        async for delta in deltas:
+            for one in one_by_one(delta):
+                yield one
 
 
 def short_way(text: RequestText, timer: RequestTimer, outlet: Outlet) -> Plain:

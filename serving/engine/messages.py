@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -132,6 +132,22 @@ class RequestDelta:
     refused: bool = False
     pooled: Pooled | None = None
     queued: float = field(default=0.0, compare=False)
+
+
+def one_by_one(delta: RequestDelta) -> Iterator[RequestDelta]:
+    """A delta of one sequence as one for each of its tokens, as if they had come so."""
+    part, count = delta.sequences[0], len(delta.sequences[0].token_ids)
+    if count < 2:
+        yield delta
+        return
+    going_on = replace(part, finish_reason=None, stop_reason=None, cumulative_logprob=None)
+    first, later = replace(delta, finished=False), RequestDelta(delta.request_id, ())
+    last = replace(delta, cached_tokens=0, prompt_logprobs=None, queued=0.0)
+    for place, token in enumerate(part.token_ids):
+        ends = place == count - 1
+        entries = part.logprobs[place : place + 1] if part.logprobs is not None else None
+        piece = replace(part if ends else going_on, token_ids=(token,), logprobs=entries)
+        yield replace(last if ends else later if place else first, sequences=(piece,))
 
 
 def error_of(delta: RequestDelta) -> PagodaError:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
+import grpc
 import httpx
 import pytest
 from assembled import both
+from pagoda.serving.api.grpc import pagoda_pb2 as pb
+from pagoda.serving.api.grpc.pagoda_pb2_grpc import InferenceStub
 from tiny_servers import tiny_server, tone
 
 pytestmark = pytest.mark.heavy
@@ -27,6 +32,15 @@ BODIES = [
         {"messages": USER, "max_tokens": 60, "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": FORM}}},
     ),
     ("/v1/responses", {"input": "hello", "max_output_tokens": 30}),
+    (
+        "/v1/responses",
+        {"input": "hello", "max_output_tokens": 30, "include": ["message.output_text.logprobs"], "top_logprobs": 2, "stop": ["a"]},
+    ),
+    (
+        "/v1/chat/completions",
+        {**CHAT, "max_tokens": 200, "n": 2, "repetition_detection": {"max_pattern_size": 2, "min_count": 2}, "top_k": 4, "logprobs": True},
+    ),
+    ("/v1/chat/completions", {**CHAT, "bad_words": ["a", "the"], "logit_bias": {"50": 2}, "min_tokens": 5, "presence_penalty": 1.0}),
     ("/v1/responses", {"input": "hello", "max_output_tokens": 60, "tools": [{"type": "function", **TOOL}], "tool_choice": "required"}),
     ("/v1/messages", {"model": "tiny", "messages": USER, "max_tokens": 30, "stop_sequences": ["zz"]}),
     (
@@ -38,7 +52,7 @@ BODIES = [
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    with tiny_server(tmp_path_factory.mktemp("tiny"), "generate", "--tool-call-parser", "hermes") as server:
+    with tiny_server(tmp_path_factory.mktemp("tiny"), "generate", "--tool-call-parser", "hermes", "--grpc-port", "0") as server:
         yield server
 
 
@@ -48,12 +62,46 @@ async def test_the_same_content(served, path, body):
         seen = set()
         for seed in range(4):
             fields = {**SAMPLED, "seed": seed}
-            given = {**body, "sampling_params": body["sampling_params"] | fields} if "sampling_params" in body else body | fields
+            given = {**body, "sampling_params": body["sampling_params"] | fields} if "sampling_params" in body else fields | body
             whole, streamed = await both(http, path, given)
             assert whole == streamed
             assert not (isinstance(whole, tuple) and isinstance(whole[0], int)), whole  # it was answered
             seen.add(str(whole))
         assert len(seen) > 1  # the seed matters
+
+
+def test_in_the_background(served):
+    with httpx.Client(base_url=served.where, timeout=60) as http:
+        for seed in range(3):
+            body = {"input": "hello", "max_output_tokens": 30, "seed": seed, **SAMPLED}
+            whole = http.post("/v1/responses", json=body).json()
+            streamed = http.post("/v1/responses", json={**body, "stream": True, "background": True}).text
+            events = [json.loads(line[6:]) for line in streamed.split("\n") if line.startswith("data: ")]
+            assert "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta") == text_of(whole)
+            assert text_of(events[-1]["response"]) == text_of(whole) != ""
+
+
+def text_of(response):
+    return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+def test_over_grpc(served):
+    with grpc.insecure_channel(served.grpc) as channel:
+        stub, seen = InferenceStub(channel), set()
+        for seed in range(4):
+            sampling = pb.SamplingParams(max_tokens=24, n=2, temperature=1.0, top_k=50, seed=seed, logprobs=1, stop=["zz"])
+            request = pb.GenerateRequest(text="hello", sampling=sampling)
+            whole = stub.Generate(request, timeout=60)
+            grown = {one.index: [[], "", []] for one in whole.sequences}
+            for chunk in stub.GenerateStream(request, timeout=60):
+                for one in chunk.sequences:
+                    grown[one.index][0] += one.token_ids
+                    grown[one.index][1] += one.text
+                    grown[one.index][2] += [(entry.token_id, entry.logprob) for entry in one.logprobs]
+            for one in whole.sequences:
+                assert grown[one.index] == [[*one.token_ids], one.text, [(entry.token_id, entry.logprob) for entry in one.logprobs]]
+            seen.add(str(grown))
+        assert len(seen) == 4
 
 
 def test_speech(tmp_path):

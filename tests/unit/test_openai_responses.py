@@ -372,6 +372,21 @@ async def test_logprobs_come_with_the_texts_tokens(conforms: Check) -> None:
     assert without.output[0].content[0].logprobs == []
 
 
+async def test_logprobs_do_not_depend_on_how_tokens_come() -> None:
+    said = []
+    for burst in (1, 3, 100):
+        async with client(ToyEngine(burst=burst), toy_text()) as (responses, _):
+            fields = {"model": "toy", "input": "<think>é</think>hé日本, so on", "include": ["message.output_text.logprobs"]}
+            for more in ({}, {"stop": "so"}, {"max_output_tokens": 24}):
+                reply = await responses.create(**fields, extra_body=more)
+                said.append((burst, str(more), [item.to_dict() for item in reply.output]))
+    for _, _, items in said:
+        for item in items:
+            item.pop("id")
+    assert [one[1:] for one in said[:3]] == [one[1:] for one in said[3:6]] == [one[1:] for one in said[6:]]
+    assert all(item["content"][0]["logprobs"] for _, _, items in said for item in items if item["type"] == "message")
+
+
 async def test_a_long_conversation_leaves_out_its_beginning_where_it_may() -> None:
     items = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Old? " * 60}]
     items += [
