@@ -75,6 +75,7 @@ def ways(rows: int, columns: int) -> Iterator[Route]:
     """Candidates that give every processor something to do and none too little."""
     if rows == 1:
         yield from gemm_routes.VECTORS
+        yield from (way for way in gemm_routes.TURNS if columns >= 4000 * way.turns)
         return
     for way in gemm_routes.TILES:
         if way.split == 1 or 64 <= -(-columns // way.block_n) * way.split <= 800:

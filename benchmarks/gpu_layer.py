@@ -30,7 +30,7 @@ from pagoda.ops.norm_gemm import NormGemmFacts
 from pagoda.ops.triton.act_gemm import ActGemm
 from pagoda.ops.triton.gemm import Gemm, multiply
 from pagoda.ops.triton.gemm_fp8 import GemmFp8
-from pagoda.ops.triton.gemm_routes import JOINED, JOINED_VECTORS, ONE_SCALE, VECTORS, Fp8Route, Route, route
+from pagoda.ops.triton.gemm_routes import JOINED, JOINED_VECTORS, ONE_SCALE, TURNS, VECTORS, Fp8Route, Route, route
 from pagoda.ops.triton.norm_gemm import NormGemm
 from pagoda.ops.triton.norm_gemm_fp8 import NormGemmFp8
 from pagoda.ops.triton.paged_attention import PagedAttention
@@ -38,6 +38,8 @@ from pagoda.ops.triton.paged_attention import PagedAttention
 SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "up": (28672, 4096), "down": (4096, 14336)}
 """(columns, inner) of a layer's products, in their order."""
 LAYERS = 6
+HELPED = 5
+"""Seconds from which on other processes compile what is tried."""
 TILES = ((32, 128, 5), (32, 256, 3), (16, 256, 4), (64, 128, 4))
 """Columns, inner numbers and stages that are tried."""
 
@@ -88,7 +90,7 @@ class Plain:
     def ways(self, name: str) -> list[Route | None]:
         """Candidates of this product: torch's, and tiles that give every processor something to do."""
         columns, inner = self.shapes[name]
-        found: list[Route | None] = [None, *(VECTORS if self.rows == 1 else ())]
+        found: list[Route | None] = [None, *((*VECTORS, *TURNS) if self.rows == 1 else ())]
         for block_n, block_k, stages in TILES:
             for split in (1, 2, 3, 4, 6):
                 steps = inner / block_k / split
@@ -240,7 +242,7 @@ def main() -> None:
     plain = options.model != "8B"
     if options.compile:
         return compile_some(*map(int, options.compile.split("/")), [int(rows) for rows in options.rows.split(",")])
-    if plain:
+    if plain and options.seconds > HELPED:
         asked = [sys.executable, __file__, "--rows", options.rows, "--model", options.model]
         for helper in [subprocess.Popen([*asked, "--compile", f"{part}/12"]) for part in range(12)]:
             helper.wait()

@@ -19,32 +19,38 @@ from pagoda.ops.triton.launch import early, fitting_stages
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
-@triton.jit
-def _vector(x, weight, bias, out, columns, inner, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+@triton.jit(do_not_specialize=["turns"])
+def _vector(x, weight, bias, out, columns, inner, turns, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
             BIAS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    """`turns` tiles of BLOCK_N columns, one after the other; the next weights are always under way."""
+    n = tl.program_id(0) * turns * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     rows = weight + n.to(tl.int64)[:, None] * inner
-    there = (n < columns)[:, None]
     # Weights are nobody's result: the first of them are under way before the kernel in front has ended.
-    tile = tl.load(rows + k[None, :], mask=there & (k < inner)[None, :], other=0.0)
+    tile = tl.load(rows + k[None, :], mask=(n < columns)[:, None] & (k < inner)[None, :], other=0.0)
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    for start in range(0, inner, BLOCK_K):
-        if EVEN_K:
-            values = tl.load(x + start + k)
-        else:
-            values = tl.load(x + start + k, mask=start + k < inner, other=0.0)
-        later = start + BLOCK_K + k
-        following = tl.load(rows + later[None, :], mask=there & (later < inner)[None, :], other=0.0)
-        acc += tile.to(tl.float32) * values.to(tl.float32)[None, :]
-        tile = following
-    result = tl.sum(acc, 1)
-    if BIAS:
-        result += tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)
-    tl.store(out + n, result.to(out.dtype.element_ty), mask=n < columns)
+    for turn in range(turns):
+        acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+        for start in range(0, inner, BLOCK_K):
+            if EVEN_K:
+                values = tl.load(x + start + k)
+            else:
+                values = tl.load(x + start + k, mask=start + k < inner, other=0.0)
+            ends = start + BLOCK_K >= inner
+            later, column = tl.where(ends, 0, start + BLOCK_K), n + tl.where(ends, BLOCK_N, 0)
+            there = (column < columns) & (tl.where(ends, turn + 1, turn) < turns)
+            ahead = rows + tl.where(ends, BLOCK_N * inner, later) + k[None, :]
+            following = tl.load(ahead, mask=there[:, None] & (later + k < inner)[None, :], other=0.0)
+            acc += tile.to(tl.float32) * values.to(tl.float32)[None, :]
+            tile = following
+        result = tl.sum(acc, 1)
+        if BIAS:
+            result += tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)
+        tl.store(out + n, result.to(out.dtype.element_ty), mask=n < columns)
+        n += BLOCK_N
+        rows += BLOCK_N * inner
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -123,7 +129,9 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, a
         "num_warps": chosen.warps, "num_stages": chosen.depth(x.element_size()), **early(x.device),
     }  # fmt: skip
     if chosen.split == 0:
-        _vector[(tiles,)](x, weight, weight if bias is None else bias, out, columns, inner, **common)
+        _vector[(triton.cdiv(tiles, chosen.turns),)](
+            x, weight, weight if bias is None else bias, out, columns, inner, chosen.turns, **common
+        )
         return out
     block_m, parts = max(16, triton.next_power_of_2(rows)), out
     if chosen.split > 1:

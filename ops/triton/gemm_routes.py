@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 
 class Route(NamedTuple):
-    """Tile of a program: columns and inner numbers; programs that share a tile's inner dimension (0: one row, no matrix units)."""
+    """Tile of a program: columns and inner numbers; programs that share a tile's inner dimension (0: one row, no matrix units). `turns`: of
+    one row, tiles that a program takes one after the other."""
 
     block_n: int
     block_k: int
     split: int
     warps: int = 4
     stages: int = 4
+    turns: int = 1
 
     def depth(self, itemsize: int) -> int:
         """Stages of the pipeline for numbers of so many bytes: ways are measured with two, and wider ones take the room of several."""
@@ -24,6 +26,8 @@ class Route(NamedTuple):
 
 VECTORS = (Route(4, 1024, 0), Route(8, 1024, 0), Route(16, 512, 0), Route(2, 2048, 0), Route(4, 2048, 0, 8), Route(8, 512, 0, 4))
 """Ways with one row that the benchmark tries."""
+TURNS = tuple(way._replace(turns=turns) for way in (Route(4, 1024, 0), Route(8, 512, 0), Route(2, 2048, 0)) for turns in (2, 4, 8))
+"""The same, with some tiles one after the other, for products whose programs are many times what a device holds."""
 
 TILES = tuple(
     Route(block_n, block_k, split, 4, stages)

@@ -196,7 +196,7 @@ def moe_tile(choices_an_expert: float, described: bool = False) -> MoeTile:
     """Small blocks where experts have few tokens: reading weights is all the work there. `described`: the device and dtype can.
     (`benchmarks/gpu_share.py --only bf16-experts --tiles` measures the choices.)"""
     if choices_an_expert <= 8:
-        return MoeTile(16, Cut(32, 128), Cut(32, 128))
+        return MoeTile(16, Cut(32, 256, 4, 3), Cut(64, 128, 4, 3))
     if choices_an_expert <= 24:
         return MoeTile(32, Cut(64, 64), Cut(64, 64))
     if choices_an_expert <= 96:

@@ -28,7 +28,8 @@ class Few(NamedTuple):
     warps: int = 4
 
 
-UP, DOWN = Few(4, 1024), Few(4, 1024)
+UP, DOWN = Few(2, 1024), Few(4, 1024, 8)
+"""Measured by `benchmarks/gpu_share.py --only few-experts`."""
 
 
 @triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=["ids"])
