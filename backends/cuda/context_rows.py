@@ -50,8 +50,8 @@ def padded(lengths: NDArray[np.int32], page: int) -> NDArray[np.int32]:
 
 
 def contexts(lengths: NDArray[np.int32], page: int, width: int, room: int = 0) -> Contexts:
-    """The layout of contexts of `lengths` keys, whose block table is `width` wide. `room`: number of parts, where it is fixed; those too
-    many are left alone."""
+    """The layout of contexts of `lengths` keys, the rows of whose block table begin `width` entries apart. `room`: parts, where their
+    number is fixed; those too many are left alone."""
     taken = padded(lengths, page)
     each = taken // page
     request = np.repeat(np.arange(len(lengths)), each)

@@ -7,7 +7,7 @@ Imported when the kernel is resolved, so FlashInfer is an optional package.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,32 +30,30 @@ CONTEXTS = 2
 """Rows of a captured step's contexts for each of its tokens; what needs more reads pages."""
 
 
-class Prompts(NamedTuple):
-    """The prompts of a step: a planned wrapper of FlashInfer, how many query tokens it is given (0: it has nothing to do), and where
-    contexts are laid as rows their `parts`, `[M, 2]` int32 on the device."""
+@dataclass
+class Prompts:
+    """The prompts of a step.
+
+    Attributes:
+        wrapper: FlashInfer's, planned.
+        tokens: query tokens that it is planned for, 0 where it has nothing to do. Of a replayed step each plan changes it.
+        parts: `[M, 2]` int32 on the device, where contexts are laid as rows. staging: on the host, of a replayed step.
+    """
 
     wrapper: Any
     tokens: int
     parts: torch.Tensor | None = None
-
-
-@dataclass
-class Stable:
-    """What belongs to a captured step's plans. copied: the last one is on the device. staging: of the parts. idle: wrappers whose last plan
-    was for nothing, by their place."""
-
-    copied: torch.cuda.Event
     staging: torch.Tensor | None = None
-    idle: set[int] = field(default_factory=set)
 
 
 class StepParts(NamedTuple):
-    """A step's prompts, and its decodes behind them as Triton's parts; `covered` where both write every token."""
+    """A step's prompts, and its decodes behind them as Triton's parts; `covered` where both write every token. copied: of a replayed step,
+    when its last plan is on the device."""
 
     prompts: tuple[Prompts, ...]
     rest: tuple[Part, ...]
     covered: bool
-    stable: Stable | None = None
+    copied: torch.cuda.Event | None = None
 
 
 class FlashInferAttention(PlainKernel):
@@ -92,8 +90,8 @@ class FlashInferAttention(PlainKernel):
         rows = self.as_rows(step)
         planned = Prompts(self._next(table.device, rows), tokens)
         if rows:
-            parts = torch.from_numpy(self._plan_rows(planned.wrapper, step, table.shape[1]))
-            planned = planned._replace(parts=parts.to(table.device, non_blocking=True))
+            parts = torch.from_numpy(self._plan_rows(planned.wrapper, step, table.stride(0)))
+            planned.parts = parts.to(table.device, non_blocking=True)
         else:
             self._plan_pages(planned.wrapper, step, table)
         return StepParts((planned,), rest.parts if rest else (), int(starts[-1]) == batch.slots.shape[0])
@@ -104,12 +102,13 @@ class FlashInferAttention(PlainKernel):
     ) -> torch.Tensor:  # fmt: skip
         plan = plan or self.plan(replace(batch, lengths=None))
         out = results(q, batch, self.facts, plan.covered)
-        for wrapper, tokens, parts in plan.prompts:
-            if tokens and parts is not None:
-                wrapper.run(q[:tokens], *lay_out(k_pages, v_pages, batch.block_table, parts, self.facts), out=out[:tokens])
-            elif tokens:
+        for prompts in plan.prompts:
+            mine = slice(0, prompts.tokens)
+            if prompts.tokens and prompts.parts is not None:
+                prompts.wrapper.run(q[mine], *lay_out(k_pages, v_pages, batch.block_table, prompts.parts, self.facts), out=out[mine])
+            elif prompts.tokens:
                 # Head-major inside a page, as it lies.
-                wrapper.run(q[:tokens], (k_pages.transpose(1, 2), v_pages.transpose(1, 2)), out=out[:tokens])
+                prompts.wrapper.run(q[mine], (k_pages.transpose(1, 2), v_pages.transpose(1, 2)), out=out[mine])
         for part in plan.rest:
             self._rest.run_part(part, q[part.tokens], k_pages, v_pages, out[part.tokens], sinks, slopes)
         return out
@@ -120,46 +119,45 @@ class FlashInferAttention(PlainKernel):
         tokens, requests, table = batch.slots.shape[0], batch.seq_lens.shape[0], batch.block_table
         whole = Metadata(np.full(requests + 1, tokens, np.int32), np.zeros(requests, np.int32))
         whole.query_start[0], whole.seq_lens[:1] = 0, tokens
-        prompts, stable = [Prompts(self._stable_pages(batch), tokens)], Stable(torch.cuda.Event())
+        prompts = [Prompts(self._stable_pages(batch), tokens)]
         if self.as_rows(whole):
             room = CONTEXTS * int(padded(whole.seq_lens, self.facts.page_size).sum()) // self.facts.page_size
-            stable.staging = torch.empty(room, 2, dtype=torch.int32, pin_memory=table.device.type == "cuda")
-            prompts.append(Prompts(self._stable_rows(batch), tokens, torch.empty(room, 2, dtype=torch.int32, device=table.device)))
-        for place in range(len(prompts)):
-            self._fill(prompts, place, whole, table, stable)
+            staging = torch.empty(room, 2, dtype=torch.int32, pin_memory=table.device.type == "cuda")
+            prompts.append(Prompts(self._stable_rows(batch), tokens, torch.empty_like(staging, device=table.device), staging))
+        for prompt in prompts:
+            self._fill(prompt, whole, table)
         single = self._rest.part(batch, slice(0, tokens), single=True)
-        return StepParts(tuple(prompts), (single,), False, stable)
+        return StepParts(tuple(prompts), (single,), False, torch.cuda.Event())
 
-    def _replanned(self, batch: PagedBatch, prompts: int, old: StepParts) -> StepParts:
-        assert batch.lengths is not None and old.stable is not None
+    def _replanned(self, batch: PagedBatch, prompts: int, plan: StepParts) -> StepParts:
+        """The same plan, from now on for this step."""
+        assert batch.lengths is not None and plan.copied is not None
         # The staging of the last plan is free when it has crossed, which it has when its step runs.
-        old.stable.copied.synchronize()
+        plan.copied.synchronize()
         requests, tokens = batch.seq_lens.shape[0], int(batch.lengths.query_start[prompts])
         step, nothing = (Metadata(np.full(requests + 1, n, np.int32), np.zeros(requests, np.int32)) for n in (tokens, 0))
         step.query_start[: prompts + 1] = batch.lengths.query_start[: prompts + 1]
         step.seq_lens[:prompts] = batch.lengths.seq_lens[:prompts]
-        chosen = int(self._has_room(old, step) and self.as_rows(step))
-        new = [prompt._replace(tokens=tokens if place == chosen else 0) for place, prompt in enumerate(old.prompts)]
-        for place in set(range(len(new))) - old.stable.idle | {chosen}:
-            self._fill(new, place, step if place == chosen else nothing, batch.block_table, old.stable)
-        old.stable.idle = set(range(len(new))) - {chosen}
-        return old._replace(prompts=tuple(new))
+        chosen = plan.prompts[-1]
+        if chosen.parts is not None and not (self._has_room(chosen.parts, step) and self.as_rows(step)):
+            chosen = plan.prompts[0]
+        for prompt in plan.prompts:
+            if prompt is chosen or prompt.tokens:
+                self._fill(prompt, step if prompt is chosen else nothing, batch.block_table)
+        plan.copied.record()
+        return plan
 
-    def _has_room(self, plan: StepParts, step: Metadata) -> bool:
-        parts = plan.prompts[-1].parts
-        page = self.facts.page_size
-        return parts is not None and int(padded(step.seq_lens, page).sum()) <= parts.shape[0] * page
+    def _has_room(self, parts: torch.Tensor, step: Metadata) -> bool:
+        return int(padded(step.seq_lens, self.facts.page_size).sum()) <= parts.shape[0] * self.facts.page_size
 
-    def _fill(self, prompts: list[Prompts], place: int, step: Metadata, table: torch.Tensor, stable: Stable) -> None:
-        """Plan one of a captured step's wrappers."""
-        wrapper, _, parts = prompts[place]
-        if parts is None:
-            self._plan_pages(wrapper, step, table)
-        else:
-            assert stable.staging is not None
-            stable.staging.numpy()[:] = self._plan_rows(wrapper, step, table.shape[1], parts.shape[0])
-            parts.copy_(stable.staging, non_blocking=True)
-        stable.copied.record()
+    def _fill(self, prompt: Prompts, step: Metadata, table: torch.Tensor) -> None:
+        """Plan one of a replayed step's wrappers."""
+        prompt.tokens = int(step.query_start[-1])
+        if prompt.parts is None or prompt.staging is None:
+            self._plan_pages(prompt.wrapper, step, table)
+            return
+        prompt.staging.numpy()[:] = self._plan_rows(prompt.wrapper, step, table.stride(0), len(prompt.parts))
+        prompt.parts.copy_(prompt.staging, non_blocking=True)
 
     def _plan_pages(self, wrapper: Any, step: Metadata, table: torch.Tensor) -> None:
         facts, rows = self.facts, len(step.seq_lens)

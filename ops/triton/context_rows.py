@@ -16,8 +16,8 @@ def lay_out(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V as `[M · page_size, Hk, D]` in the dtype of q.
 
-    table: `[R, P]` int32, its rows one after another. parts: `[M, 2]` int32, of each page of rows its entry of the table and how many of
-    its tokens are copied; the rows behind these become zeros, and so do those of page 0, which is nobody's. Where the number is negative
+    table: `[R, P]` int32. parts: `[M, 2]` int32, of each page of rows its entry of the table, counted in memory, and how many of its tokens
+    are copied; the rows behind these become zeros, and so do those of page 0, which is nobody's. Where the number is negative
     rows are left as they are.
     """
     rows, heads, dim = parts.shape[0] * facts.page_size, facts.num_kv_heads, facts.head_dim

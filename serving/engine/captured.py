@@ -263,7 +263,8 @@ class CapturedSteps:
             self._forward.model.plan(groups, captured.plans)
             self._ask_alike(key, batch)
         else:
-            plans = self._forward.model.plan(groups)
+            # The first plan of a step that is replayed is for what captures it.
+            plans = self._forward.model.plan(groups, self._forward.model.plan(groups))
             captured = Captured(self._step(batch, groups, plans, fused), plans)
         if batch.burst is not None:
             return self._replay_all(captured, batch.burst, rows)

@@ -16,6 +16,8 @@ from pagoda.backends.torch_host.graphs import EagerGraphs
 from pagoda.hal.comm import Topology
 from pagoda.hal.errors import DeviceError, EngineDeadError
 from pagoda.hal.graphs import GraphPolicy, Replay
+from pagoda.models.model import ModelInputs, ModelOutput
+from pagoda.ops.attention import PagedBatch
 from pagoda.serving.engine import captured, captures, cascade
 from pagoda.serving.engine.batch import Bucket
 from pagoda.serving.engine.build import engine_starter
@@ -191,6 +193,29 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(params: SamplingParams) ->
     before = made._captured.counts.captured
     assert lives(made, params, capture=True) == lives(lazy(), params)
     assert made._captured.counts.captured == before, "one failure ends captures"
+
+
+def test_a_replayed_step_that_runs_as_it_is_is_planned_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first plan may be of the largest step that a capture serves; the one after it, in the same buffers, is of this step."""
+    made, _ = failing()
+    made._captured._steps.clear()
+    model, seen = made._captured._forward.model, []
+    plan, forward = model.plan, model.forward
+
+    def planned(groups: tuple[PagedBatch, ...], buffers: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
+        seen.append("again" if buffers is not None else "first")
+        return plan(groups, buffers)
+
+    def ran(inputs: ModelInputs) -> ModelOutput:
+        seen.append("ran")
+        return forward(inputs)
+
+    monkeypatch.setattr(model, "plan", planned)
+    monkeypatch.setattr(model, "forward", ran)
+    hand = Hand(made)
+    row = hand.sequence(0, PROMPT, GREEDY)
+    hand.run((row, len(row.tokens)), capture=True)
+    assert seen == ["first", "ran", "first", "again", "ran"]
 
 
 def test_a_capture_in_an_idle_moment_may_fail() -> None:
