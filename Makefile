@@ -34,7 +34,7 @@ dev: $(VENV)/.installed-dev  ## the same, with what tests and linters need
 test: $(VENV)/.installed-dev  ## the test suite, with the 20 slowest tests
 	$(BIN)/python -m pytest -q --durations=20 -m "not heavy" tests
 
-test-heavy: $(VENV)/.installed-dev  ## the tests over five seconds
+test-heavy: $(VENV)/.installed-triton  ## the tests over five seconds
 	$(BIN)/python -m pytest -q --durations=20 -m heavy tests
 
 test-kernels: $(VENV)/.installed-triton  ## the Triton kernels compiled for nine GPUs that are not here, one use each; float8 of bytes; FlashInfer's calls
