@@ -270,9 +270,9 @@ def _attention_in(layer: Layer) -> Attention:
 
 def listed_experts(spec: DecoderSpec, block: str, names: Mapping[str, str]) -> tuple[Rule, ...]:
     """Experts stored one by one as `layers.{i}.BLOCK.experts.{e}.NAME`, stacked. `names`: theirs → ours."""
-    count = next(layer.feed_forward.experts for layer in spec.layers if isinstance(layer.feed_forward, Moe))
-    at = f"layers.{{i}}.{block}.experts.{{e}}"
-    return tuple(Stack(f"{at}.{theirs}.{{t}}", f"layers.{{i}}.ff.experts.{ours}.{{t}}", "e", count) for theirs, ours in names.items())
+    counts = [layer.feed_forward.experts for layer in spec.layers if isinstance(layer.feed_forward, Moe)][:1]
+    at, to = f"layers.{{i}}.{block}.experts.{{e}}", "layers.{i}.ff.experts"
+    return tuple(Stack(f"{at}.{theirs}.{{t}}", f"{to}.{ours}.{{t}}", "e", count) for theirs, ours in names.items() for count in counts)
 
 
 PROJECTIONS = {f"{name}_proj": name for name in ("gate", "up", "down")}

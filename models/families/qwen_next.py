@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd
 
-from pagoda.models.checkpoint import Reorder, Rule, Split
+from pagoda.models.checkpoint import Drop, Reorder, Rule, Split
 from pagoda.models.config import Config
 from pagoda.models.families.common import (
     Heads,
@@ -73,7 +73,17 @@ def _feed_forwards(config: Config, count: int) -> tuple[Mlp | Moe, ...]:
 
 
 def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*plain_names(spec), *gated_q(spec), *_sparse_names(spec), *_packed(spec), *_delta_names(spec))
+    return (*_names(spec), *(_packed(spec) if _delta(spec) else ()), *_delta_names(spec))
+
+
+def _names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    """The layer that predicts several tokens is read by `models.ahead` alone."""
+    return (Drop("mtp.{x*}"), *plain_names(spec), *gated_q(spec), *_sparse_names(spec))
+
+
+def _delta(spec: DecoderSpec) -> bool:
+    """The layer that predicts several tokens has none."""
+    return any(isinstance(layer.mixer, GatedDelta) for layer in spec.layers)
 
 
 def gated_q(spec: DecoderSpec) -> tuple[Rule, ...]:
@@ -115,6 +125,8 @@ def _mixed_sizes(spec: DecoderSpec) -> tuple[int, int, int]:
 
 def _delta_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     at, to = "layers.{i}.linear_attn", "layers.{i}.mixer"
+    if not _delta(spec):
+        return ()
     return (
         split(f"{at}.conv1d", f"{to}.conv", _MIXED, _mixed_sizes(spec)),
         *rate_names(at, to),
@@ -133,10 +145,8 @@ def apart_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     """Qwen 3.5: q, k, v in one tensor, gate, beta and step in their own."""
     at, to = "layers.{i}.linear_attn", "layers.{i}.mixer"
     return (
-        *plain_names(spec),
-        *gated_q(spec),
-        *_sparse_names(spec),
-        split(f"{at}.in_proj_qkv", to, _MIXED, _mixed_sizes(spec)),
+        *_names(spec),
+        *((split(f"{at}.in_proj_qkv", to, _MIXED, _mixed_sizes(spec)),) if _delta(spec) else ()),
         *renamed({"in_proj_z": "z", "in_proj_b": "beta", "in_proj_a": "step"}, at, to),
         *_delta_names(spec),
     )

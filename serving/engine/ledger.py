@@ -50,7 +50,7 @@ class Ledger:
         self.pool = BlockPool(facts.num_pages)
         self.slots = Slots(max_num_seqs, facts.max_model_len + (facts.pooling is not None))
         self.adapters = AdapterBook(self.slots, facts.adapter_slots, facts.adapters)
-        self.states = _state_tables(facts, self.pool, max_num_seqs)
+        self.states = _state_tables(facts, self.pool, self.slots)
         crossed = cross_groups(facts.groups)
         self.crosses = CrossTables(self.pool, crossed, max_num_seqs, caching) if crossed else None
         self.tables = BlockTables(self.pool, self.rules, max_num_seqs, facts.max_model_len, self.states, self.crosses)
@@ -239,6 +239,6 @@ class Ledger:
         return self.policy.key(sequence)
 
 
-def _state_tables(facts: RunnerFacts, pool: BlockPool, slots: int) -> StateTables | None:
+def _state_tables(facts: RunnerFacts, pool: BlockPool, slots: Slots) -> StateTables | None:
     group = state_group(facts.groups)
-    return StateTables(pool, group, slots, kept_every(facts.groups)) if group is not None else None
+    return StateTables(pool, group, slots.count, kept_every(facts.groups), slots.drafted) if group is not None else None

@@ -308,9 +308,7 @@ def _check_states(facts: RunnerFacts, connector: CacheConnector | None, drafter:
         raise ConfigError("this model has an encoder and was given a store of pages, which knows no encoders; run it without")
     if state_group(facts.groups) is None:
         return
-    for given, name, why in (
-        (drafter, "a drafter", "a state cannot be taken back when a draft is rejected"),
-        (connector, "a store of pages", "the store knows no states"),
-    ):
-        if given is not None:
-            raise ConfigError(f"this model has recurrent layers and was given {name}: {why}; run it without")
+    if connector is not None:
+        raise ConfigError("this model has recurrent layers and was given a store of pages, which knows no states; run it without")
+    if drafter is not None and drafter.branches:
+        raise ConfigError("this model has recurrent layers, whose states follow one line of drafts; draft chains")

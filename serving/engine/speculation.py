@@ -117,6 +117,10 @@ class Speculator:
             known &= state.follows[slots]
         if self.taps:  # with states up to the newest token, whose own come with this step
             known &= self._reached[slots] >= state.known[slots] - 1
+        if (
+            states := self._ledger.states
+        ) is not None:  # not while what was accepted is computed again: that would grow with each rejection
+            known &= (counts == 1) & (states.pages[slots, 0] > 0)
         return np.flatnonzero(known & (counts == state.total[slots] - state.computed[slots]) & ~state.searching[slots])
 
     def _write(self, slots: IntArray, known: IntArray, counts: IntArray) -> None:
@@ -140,7 +144,8 @@ def with_forced(draft: Draft, forced: dict[int, list[int]]) -> Draft:
 def take_accepted(ledger: Ledger, slots: IntArray, rows: IntArray, result: StepResult) -> list[tuple[int, ...]]:
     """Append what the ranks accepted and sampled, up to an end; counts become exact again. Returns each row's tokens.
 
-    Accepted drafts of another branch than the first are known now, but their K and V lie elsewhere: the row is behind by them.
+    Accepted drafts of another branch than the first are known now, but their K and V lie elsewhere: the row is behind by them. A recurrent
+    state is of all drafts or of none: where one was rejected, the row is behind by the whole step.
     """
     state, kept = ledger.slots, []
     in_place = result.counts - 1 if result.in_place is None else result.in_place
@@ -155,6 +160,8 @@ def take_accepted(ledger: Ledger, slots: IntArray, rows: IntArray, result: StepR
         known += len(tokens)
         state.known[slot] = known
         if state.bound[slot]:  # others have no drafts, and may be in the next steps already
+            if ledger.states is not None and (before := ledger.states.verified(slot, there == state.computed[slot])) is not None:
+                there = before
             state.total[slot], state.computed[slot], state.committed[slot] = known, there, there
         kept.append(tuple(tokens.tolist()))
     return kept

@@ -3,6 +3,9 @@
 A state is one for all tokens before it, so a step reads it from a sequence's pages and writes the new one. Where the old one is kept,
 because others may begin there, the new one goes to fresh pages; otherwise to the same ones. What is kept is decided by where a step
 ends: at a whole number of units of the hash chain. So steps of prompts end at such places on purpose (`clip`).
+
+A step with drafts writes to fresh pages too. Where one of them is rejected, the sequence goes back to the state before the step, and what
+was accepted is computed again (`verified`).
 """
 
 from __future__ import annotations
@@ -29,6 +32,15 @@ class Left(NamedTuple):
     pages: IntArray
 
 
+class Tried(NamedTuple):
+    """What a step with drafts began with: `tokens` of the slot's sequence, their state, and whether that is kept for others."""
+
+    step: int
+    tokens: int
+    pages: IntArray
+    kept: bool
+
+
 def state_group(groups: tuple[CacheGroup, ...]) -> CacheGroup | None:
     """The group of the recurrent layers: the last one, where there is any."""
     return groups[-1] if groups and groups[-1].kind is CacheKind.STATE else None
@@ -46,10 +58,13 @@ class StateTables:
 
     Args:
         group: of the recurrent layers. every: tokens of an answer after which a state is kept: as many as take as much memory.
+        drafted: `Slots.drafted`.
     """
 
-    def __init__(self, pool: BlockPool, group: CacheGroup, slots: int, every: int) -> None:
+    def __init__(self, pool: BlockPool, group: CacheGroup, slots: int, every: int, drafted: IntArray) -> None:
         self.pool = pool
+        self._drafted = drafted
+        self._tried: dict[int, Tried] = {}
         self.count = group.pages_per_state
         self.unit = group.tokens_per_page
         self._every = every
@@ -66,7 +81,7 @@ class StateTables:
 
     def need(self, slots: IntArray) -> IntArray:
         """`[R]`: pages that the next step of these slots writes and they lack."""
-        need: IntArray = (self.kept[slots] | (self.pages[slots, 0] == 0)) * np.int32(self.count)
+        need: IntArray = (self.kept[slots] | (self._drafted[slots] > 0) | (self.pages[slots, 0] == 0)) * np.int32(self.count)
         return need
 
     def extend(self, slots: IntArray, pages: IntArray) -> None:
@@ -102,10 +117,28 @@ class StateTables:
         """The step is planned: what it writes is the state now."""
         moved = (self._next[slots, 0] > 0) & (self.pages[slots, 0] > 0)
         for slot, start in zip(slots[moved].tolist(), starts[moved].tolist(), strict=True):
-            self._left.append(Left(step, slot, start, self.pages[slot].copy()))
+            if self._drafted[slot]:
+                self._tried[slot] = Tried(step, start, self.pages[slot].copy(), bool(self.kept[slot]))
+            else:
+                self._left.append(Left(step, slot, start, self.pages[slot].copy()))
         self.pages[slots] = self._target(slots)
         self._next[slots] = 0
         self.kept[slots] = self._worth_keeping(starts, ends)
+
+    def verified(self, slot: int, whole: bool) -> int | None:
+        """A step with drafts has come back, `whole` if it took all of them. Returns how many tokens the state is of now, None if all."""
+        tried = self._tried.pop(slot, None)
+        if tried is None:
+            return None
+        if not whole:
+            self.pool.release(self.pages[slot])
+            self.pages[slot], self.kept[slot] = tried.pages, tried.kept
+            return tried.tokens
+        if tried.kept:
+            self._left.append(Left(tried.step, slot, tried.tokens, tried.pages))
+        else:
+            self.pool.release(tried.pages)
+        return None
 
     def let_go(self, step: int) -> list[Left]:
         """States that this committed step, or one before it, read last; the caller takes over their references."""
@@ -116,6 +149,8 @@ class StateTables:
 
     def release(self, slot: int) -> None:
         """Give back all pages of the slot."""
+        if (tried := self._tried.pop(slot, None)) is not None:
+            self.pool.release(tried.pages)
         for table in (self.pages, self._next):
             if table[slot, 0]:
                 self.pool.release(table[slot])

@@ -133,7 +133,7 @@ def test_what_has_no_such_layer_is_told_so(folder: Path, tmp_path: Path) -> None
     with pytest.raises(ModelError, match="no layer that predicts several tokens"):
         open_drafter(EngineConfig(model=str(tmp_path), device="cpu", speculative_config=asked))
     make(tmp_path, "Lfm2", num_hidden_layers=3, full_attn_idxs=[1], block_multiple_of=16)
-    with pytest.raises(ConfigError, match="recurrent layers"):
+    with pytest.raises(ModelError, match="no layer that predicts several tokens"):
         open_drafter(EngineConfig(model=str(tmp_path), device="cpu", speculative_config=asked))
     with pytest.raises(ConfigError, match="num_speculative_tokens"):
         EngineConfig(model=str(folder), speculative_config={"method": "mtp"})

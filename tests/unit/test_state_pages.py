@@ -13,6 +13,7 @@ from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import RunnerFacts, StepPlan, StepResult
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
+from pagoda.serving.engine.spec.drafter import Draft, DraftState
 
 UNIT, VOCAB = 4, 50
 TOKENS = CacheGroup(CacheKind.FULL, (0,), (LayerCache(CacheKind.FULL, 1, 8, 8, "float32"),), UNIT, 256)
@@ -24,9 +25,9 @@ TWO_PAGES = CacheGroup(CacheKind.STATE, (1, 2), (STATE, STATE), UNIT, 256)
 class Ranks:
     """A page of a state holds the tokens that went into it; the next token depends on all of them."""
 
-    def __init__(self, groups: tuple[CacheGroup, ...], pages: int, overlap: int, **config: object) -> None:
+    def __init__(self, groups: tuple[CacheGroup, ...], pages: int, overlap: int, drafter: Guesses | None = None, **config: object) -> None:
         facts = RunnerFacts(groups, pages, max_model_len=64, vocab_size=VOCAB, device="toy", overlap=overlap)
-        self.scheduler = Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=24, **config), facts)
+        self.scheduler = Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=24, **config), facts, drafter=drafter)
         self.count = groups[-1].pages_per_state
         self.held: dict[int, tuple[int, ...]] = {}
         self.last: dict[int, int] = {}
@@ -60,13 +61,15 @@ class Ranks:
         for pages, state in zip((row[self.count :].tolist() for row in table), found, strict=True):
             self.held |= dict.fromkeys(pages, state)
         self.computed += int(plan.lengths.sum())
-        sampled = [
-            (slot, sum(i * t for i, t in enumerate(state, 1)) % VOCAB) for slot, state in zip(plan.slots.tolist(), found, strict=True)
+        chosen = [
+            (int(plan.slots[row]), accepted(state, [] if plan.drafts is None else [d for d in plan.drafts[row].tolist() if d >= 0]))
+            for row, state in enumerate(found)
+            if plan.sampled[row]
         ]
-        chosen = [pair for pair, wanted in zip(sampled, plan.sampled.tolist(), strict=True) if wanted]
-        self.last |= dict(chosen)
-        tokens = np.array([[token] for _, token in chosen], np.int32).reshape(-1, 1)
-        return StepResult(plan.step, tokens, np.ones(len(chosen), np.int32))
+        self.last |= {slot: taken[-1] for slot, taken in chosen}
+        widest = max((len(taken) for _, taken in chosen), default=1)
+        tokens = np.array([taken + [0] * (widest - len(taken)) for _, taken in chosen], np.int32).reshape(-1, widest)
+        return StepResult(plan.step, tokens, np.array([len(taken) for _, taken in chosen], np.int32))
 
     def row(self, slot: int, start: int, tokens: list[int], table: np.ndarray) -> tuple[int, ...]:
         before = [self.held[page] for page in table[: self.count].tolist()] if start else [()] * self.count
@@ -76,6 +79,31 @@ class Ranks:
 
 def follow(tokens: Sequence[int]) -> int:
     return sum(place * token for place, token in enumerate(tokens, 1)) % VOCAB
+
+
+def accepted(state: tuple[int, ...], drafts: list[int]) -> list[int]:
+    """What follows the tokens before the drafts, the last of a state, and each of them that is right."""
+    known, taken = state[: len(state) - len(drafts)], list[int]()
+    for place in range(len(drafts) + 1):
+        taken.append(follow((*known, *drafts[:place])))
+        if place < len(drafts) and drafts[place] != taken[-1]:
+            break
+    return taken
+
+
+class Guesses:
+    """Chains of two, of which as many are right as the length of a text says: none, one or both."""
+
+    branches, wants, caches = False, (), ()
+
+    def propose(self, state: DraftState) -> Draft:
+        ids = np.full((len(state.slots), 2), -1, np.int32)
+        for row, (known, room) in enumerate(zip(state.tokens, state.room.tolist(), strict=True)):
+            text = known.tolist()
+            for place in range(min(room, 2)):
+                text.append((follow(text) + (place >= len(known) % 3)) % VOCAB)
+                ids[row, place] = text[-1]
+        return Draft(ids, np.broadcast_to(np.arange(-1, 1, dtype=np.int32), ids.shape))
 
 
 def ask(name: str, prompt: list[int], tokens: int, n: int = 1) -> EngineRequest:
@@ -92,12 +120,20 @@ def expected(request: EngineRequest) -> list[int]:
 PROMPTS = st.tuples(st.integers(1, 30), st.integers(0, 3), st.integers(1, 12), st.integers(1, 3))
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.lists(PROMPTS, min_size=1, max_size=8), st.sampled_from([22, 60]), st.sampled_from([1, 2, 3]), st.booleans(), st.booleans())
+@settings(deadline=None, max_examples=120)
+@given(
+    st.lists(PROMPTS, min_size=1, max_size=8),
+    st.sampled_from([22, 60]),
+    st.sampled_from([1, 2, 3]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
 def test_every_step_reads_the_state_of_the_tokens_before_it(
-    asked: list[tuple[int, int, int, int]], pages: int, overlap: int, hybrid: bool, caching: bool
+    asked: list[tuple[int, int, int, int]], pages: int, overlap: int, hybrid: bool, caching: bool, drafts: bool
 ) -> None:
-    ranks = Ranks((TOKENS, TWO_PAGES) if hybrid else (ALONE,), pages, overlap, enable_prefix_caching=caching)
+    groups, drafter = (TOKENS, TWO_PAGES) if hybrid else (ALONE,), Guesses() if drafts else None
+    ranks = Ranks(groups, pages, overlap, drafter, enable_prefix_caching=caching)
     requests = [ask(f"r{i}", [*range(1, shared + 1), 40 + own], tokens, n) for i, (shared, own, tokens, n) in enumerate(asked)]
     ranks.run(requests)
     for request in requests:
@@ -115,6 +151,18 @@ def test_a_prompt_goes_on_where_an_earlier_one_ended_and_where_prompts_part() ->
         ranks.run([ask(f"other {number}", [*shared, *range(20 + 9 * number, 29 + 9 * number)], 1)])
     # The second shows where they part, and leaves a state there for the third.
     assert ranks.scheduler.stats().prefix_hits == 16
+
+
+def test_a_rejected_draft_costs_no_more_than_computing_what_was_accepted_again() -> None:
+    ranks, plain = Ranks((TOKENS, TWO_PAGES), 100, 1, Guesses()), Ranks((TOKENS, TWO_PAGES), 100, 1)
+    request = ask("a", list(range(1, 12)), 40)
+    for each in (ranks, plain):
+        each.run([request])
+        assert each.answers["a"] == {0: expected(request)}
+    counters = ranks.scheduler.stats()
+    assert 0 < counters.accepted_tokens < counters.draft_tokens
+    steps = counters.draft_tokens // 2 + 1
+    assert ranks.computed <= 11 + 39 + counters.draft_tokens + 2 * steps, "steps grow with each rejection"
 
 
 def test_siblings_begin_with_a_copy_of_the_state_before_the_last_token() -> None:

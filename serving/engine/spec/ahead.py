@@ -7,11 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from pagoda.hal.device import Device
-from pagoda.hal.errors import ConfigError
-from pagoda.hal.kv import CacheKind, LayerCache
-from pagoda.models.ahead import load_ahead
-from pagoda.models.blocks.norm import NormBlock
-from pagoda.models.decoder import Decoder
+from pagoda.hal.kv import LayerCache
+from pagoda.models.ahead import Ahead, load_ahead
 from pagoda.models.direct import DirectRun
 from pagoda.models.loading.open import open_checkpoint
 from pagoda.models.loading.reference import resolve
@@ -34,29 +31,28 @@ def open_drafter(config: EngineConfig) -> Drafter | None:
         return make_drafter(asked)
     target = open_target(config)
     description = describe_model(config, target)
-    if any(cache is not None and cache.kind is CacheKind.STATE for cache in description.facts.caches):
-        raise ConfigError("this model has recurrent layers, whose state cannot be taken back when a draft is wrong; ask for none (mtp)")
     checkpoint = open_checkpoint(resolve(config.model, config.revision, cache=config.download_dir), config.load_format, config.hf_overrides)
-    model, last = load_ahead(checkpoint, description, target.device, target.table)
+    ahead = load_ahead(checkpoint, description, target.device, target.table)
     longest = min(config.max_model_len or description.facts.max_positions, LONGEST)
     layers = len(description.facts.caches)
-    return AheadDrafter(model, last, target.device, layers - 1, asked.num_speculative_tokens, config.max_num_seqs, longest)
+    return AheadDrafter(ahead, target.device, layers - 1, asked.num_speculative_tokens, config.max_num_seqs, longest)
 
 
 class AheadDrafter:
     """Chains: the first draft from a token's state and the next token, each further one from what the layer made of the one before it.
 
     Args:
-        last: norm that states go through first. layer: whose states those are. count: tokens to guess.
+        layer: whose states it reads. count: tokens to guess.
         slots, longest: sequences, and tokens of each, that it has pages for.
     """
 
     branches = False
     caches: tuple[LayerCache, ...] = ()
 
-    def __init__(self, model: Decoder, last: NormBlock, device: Device, layer: int, count: int, slots: int, longest: int) -> None:
+    def __init__(self, ahead: Ahead, device: Device, layer: int, count: int, slots: int, longest: int) -> None:
         self.wants: tuple[int, ...] = (layer,)
-        self._last, self._device, self._count, self._longest = last, device, count, longest + count
+        model, self._last, self._normed = ahead
+        self._device, self._count, self._longest = device, count, longest + count
         self._dtype = getattr(torch, model.facts.dtype)
         self._run = DirectRun(model, device, slots, self._longest)
         self._texts: dict[int, IntArray] = {}
@@ -96,7 +92,7 @@ class AheadDrafter:
         """What follows each segment, and the state that it was read from."""
         output = self._run.step(segments, taps=(0,), states=states)
         best = self._run.model.logits(output.hidden[ends]).argmax(-1)
-        return best.to("cpu", torch.int32).numpy(), output.taps[0][ends]
+        return best.to("cpu", torch.int32).numpy(), (output.hidden if self._normed else output.taps[0])[ends]
 
     def _fresh(self, slot: int, tokens: IntArray, given: TokenStates) -> tuple[IntArray, FloatArray]:
         """Tokens to run, each the one after a state, and those states; what is kept of other texts in the slot is let go."""
