@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -304,12 +305,17 @@ def _kv_dtype(asked: str, computing: str) -> str:
     return KV_DTYPES.get(asked, computing)
 
 
+_UNREAD = re.compile(r"(^|\.)mtp[._]|rotary_emb\.\w*inv_freq$|coder\.version$")
+"""What no model reads: layers that predict several tokens (`models.ahead` reads those itself), tables of rotations, counts of versions."""
+
+
 def _stored(
     source: WeightSource | None, family: Family, spec: DecoderSpec, parameters: Mapping[str, Parameter], format: Format
 ) -> Mapping[str, StoredTensor]:
     if source is None:
         return {}
-    stored = apply(family.rules(spec), source.tensors) if source.naming == "hf" else dict(source.tensors)
+    read = {name: tensor for name, tensor in source.tensors.items() if not _UNREAD.search(name)}
+    stored = apply(family.rules(spec), read) if source.naming == "hf" else dict(source.tensors)
     check(stored, parameters, format)
     return stored
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagoda.models.checkpoint import Rename, Rule, Split, Stack, Transpose
+from pagoda.models.checkpoint import Drop, Rename, Rule, Split, Stack, Transpose
 from pagoda.models.config import Config
 from pagoda.models.families import granite, llama
 from pagoda.models.families.common import (
@@ -121,7 +121,8 @@ def _mellum_names(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 def _hy3_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*plain_names(spec), correction("mlp.expert_bias"), *moe_names(spec, router="router.gate", shared="shared_mlp"))
+    ahead = Drop(f"model.layers.{len(spec.layers)}.{{x*}}")
+    return (ahead, *plain_names(spec), correction("mlp.expert_bias"), *moe_names(spec, router="router.gate", shared="shared_mlp"))
 
 
 def _aria_names(spec: DecoderSpec) -> tuple[Rule, ...]:

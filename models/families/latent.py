@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from pagoda.hal.errors import ModelError
-from pagoda.models.checkpoint import Rename, Rule
+from pagoda.models.checkpoint import Drop, Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
 from pagoda.models.families.common import change_layers, mlp_of, plain_names, renamed, rms, rope, sparse
@@ -160,7 +160,8 @@ def _sparse_names(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 def _axk1_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*_sparse_names(spec), Rename("layers.{i}.post_mlp_layernorm.{t}", "layers.{i}.ff_out.{t}"))
+    unread = Drop("model.layers.{i}.mlp.post_mlp_layernorm.{t}")
+    return (unread, *_sparse_names(spec), Rename("layers.{i}.post_mlp_layernorm.{t}", "layers.{i}.ff_out.{t}"))
 
 
 def _dense_names(spec: DecoderSpec) -> tuple[Rule, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd
 
-from pagoda.models.checkpoint import Drop, Reorder, Rule, Split
+from pagoda.models.checkpoint import Reorder, Rule, Split
 from pagoda.models.config import Config
 from pagoda.models.families.common import (
     Heads,
@@ -77,8 +77,7 @@ def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 def _names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    """The layer that predicts several tokens is read by `models.ahead` alone."""
-    return (Drop("mtp.{x*}"), *plain_names(spec), *gated_q(spec), *_sparse_names(spec))
+    return (*plain_names(spec), *gated_q(spec), *_sparse_names(spec))
 
 
 def _delta(spec: DecoderSpec) -> bool:

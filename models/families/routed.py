@@ -191,9 +191,7 @@ def _minimax_names(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 def _mimo_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    """Layers that predict several tokens at once are dropped."""
-    sinks = Rename("layers.{i}.self_attn.attention_sink_bias", "layers.{i}.mixer.sinks")
-    return (Drop("model.mtp.{x*}"), *routed_rules(spec), sinks)
+    return (*routed_rules(spec), Rename("layers.{i}.self_attn.attention_sink_bias", "layers.{i}.mixer.sinks"))
 
 
 ROUTED = (

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from pagoda.hal.errors import CheckpointError
 from pagoda.models.checkpoint import apply, inverse
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import describe, load_model, open_checkpoint
 from pagoda.serving.conformance.comparison import Tolerance, compare_values
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.sdk import LLM
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from spec_samples import opened
 from tiny_checkpoints import logits, make
 
@@ -356,3 +357,30 @@ def test_a_prefix_that_requests_share_is_found_again(case: str, tmp_path: Path) 
         outputs = [llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)[0] for ids in prompts]
     assert [list(output.outputs[0].token_ids) for output in outputs] == [greedy(model, ids, 4) for ids in prompts]
     assert outputs[0].num_cached_tokens == 0 and all(output.num_cached_tokens > 0 for output in outputs[1:])
+
+
+SPARE: dict[str, tuple[str, ...]] = {
+    "axk1": ("model.layers.0.mlp.post_mlp_layernorm.weight", "model.layers.2.eh_proj.weight"),
+    "ernie_moe": ("model.mtp_block.0.mlp.up_proj.weight", "model.mtp_emb_norm.0.weight", "model.mtp_linear_proj.0.weight"),
+    "exaone_moe": ("mtp.layers.0.self_attn.q_proj.weight", "mtp.fc.weight"),
+    "glm4_moe": ("model.layers.2.eh_proj.weight",),
+    "hy_v3": ("model.layers.2.eh_proj.weight",),
+    "llama": ("model.layers.0.self_attn.rotary_emb.inv_freq",),
+    "mellum": ("mtp.fc.weight",),
+    "nemotron_h": ("mtp.layers.0.eh_proj.weight",),
+    "olmo_hybrid": ("mtp.fc.weight",),
+    "qwen3_next": ("mtp.fc.weight", "mtp.norm.weight"),
+}
+
+
+@pytest.mark.parametrize("case", SPARE)
+def test_tensors_that_no_model_reads_are_passed_over_and_others_named(case: str, tmp_path: Path) -> None:
+    """Those whose names transformers passes over as well."""
+    name, values = CASES[case]
+    make(tmp_path, name, **values)
+    path = tmp_path / "model.safetensors"
+    save_file({**load_file(path), **{spare: torch.ones(3) for spare in SPARE[case]}}, path, metadata={"format": "pt"})
+    assert describe(open_checkpoint(tmp_path), dtype="float32").stored
+    save_file({**load_file(path), "model.layers.0.mtpx.weight": torch.ones(3)}, path, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"1 unexpected: model\.layers\.0\.mtpx\.weight"):
+        describe(open_checkpoint(tmp_path), dtype="float32")
