@@ -77,18 +77,13 @@ class Route(PlainKernel):
         return weights, ids
 
 
-@triton.jit(do_not_specialize=["pairs"])
-def _up(x, weight, bias, scales, order, owner, hidden, pairs, x_t, alpha, limit, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
-        TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr,
-        SCALE: tl.constexpr, DESCRIBED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """`act(x · gateᵀ, x · upᵀ)` of one block of choices and some hidden numbers. DESCRIBED: weights are `[experts × 2, HIDDEN, WIDTH]`."""
-    if EARLY:
-        gdc_wait()
-    block, tile = tl.program_id(1), tl.program_id(0)
-    expert = tl.load(owner + block).to(tl.int64)
-    if expert < 0:
-        return
-    pair = tl.load(order + block * ROWS + tl.arange(0, ROWS))
+@triton.jit
+def _gate_up(x, weight, bias, scales, order, hidden, expert, block, tile, pairs, x_t, alpha, limit, WIDTH: tl.constexpr,
+             HIDDEN: tl.constexpr, TOP_K: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+             BLOCK_K: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, DESCRIBED: tl.constexpr,
+             EARLY: tl.constexpr):  # fmt: skip
+    """The first ROWS of a block of SIZE choices."""
+    pair = tl.load(order + block * SIZE + tl.arange(0, ROWS))
     valid = pair < pairs
     n, k = tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     a = x + (pair // TOP_K).to(tl.int64)[:, None] * x_t + k[None, :]
@@ -124,17 +119,33 @@ def _up(x, weight, bias, scales, order, owner, hidden, pairs, x_t, alpha, limit,
 
 
 @triton.jit(do_not_specialize=["pairs"])
-def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr,
-          BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
-          DESCRIBED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """Each choice's result, with its weight. DESCRIBED: weights are `[experts, WIDTH, HIDDEN]`."""
+def _up(x, weight, bias, scales, order, owner, hidden, pairs, x_t, alpha, limit, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
+        TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr,
+        SCALE: tl.constexpr, DESCRIBED: tl.constexpr, HALVES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """`act(x · gateᵀ, x · upᵀ)` of one block of choices and some hidden numbers. DESCRIBED: weights are `[experts × 2, HIDDEN, WIDTH]`."""
     if EARLY:
         gdc_wait()
     block, tile = tl.program_id(1), tl.program_id(0)
     expert = tl.load(owner + block).to(tl.int64)
     if expert < 0:
         return
-    pair = tl.load(order + block * ROWS + tl.arange(0, ROWS))
+    half = False
+    if HALVES:
+        half = tl.load(order + block * ROWS + ROWS // 2) >= pairs
+    if half:  # an expert's last choices
+        _gate_up(x, weight, bias, scales, order, hidden, expert, block, tile, pairs, x_t, alpha, limit, WIDTH, HIDDEN, TOP_K, ROWS,
+                 ROWS // 2, BLOCK_N, BLOCK_K, KIND, BIAS, SCALE, DESCRIBED, EARLY)  # fmt: skip
+    else:
+        _gate_up(x, weight, bias, scales, order, hidden, expert, block, tile, pairs, x_t, alpha, limit, WIDTH, HIDDEN, TOP_K, ROWS, ROWS,
+                 BLOCK_N, BLOCK_K, KIND, BIAS, SCALE, DESCRIBED, EARLY)  # fmt: skip
+
+
+@triton.jit
+def _outputs(hidden, weight, bias, scales, order, out, expert, block, tile, pairs, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
+             SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
+             DESCRIBED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """The first ROWS of a block of SIZE choices."""
+    pair = tl.load(order + block * SIZE + tl.arange(0, ROWS))
     valid = pair < pairs
     n, k = tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     a = hidden + pair.to(tl.int64)[:, None] * HIDDEN + k[None, :]
@@ -155,6 +166,28 @@ def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.cons
     if SCALE:
         acc *= tl.load(scales + pair, mask=valid, other=0.0).to(tl.float32)[:, None]
     tl.store(out + pair.to(tl.int64)[:, None] * WIDTH + n[None, :], acc, mask=valid[:, None] & (n < WIDTH)[None, :])
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr,
+          BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
+          DESCRIBED: tl.constexpr, HALVES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """Each choice's result, with its weight. DESCRIBED: weights are `[experts, WIDTH, HIDDEN]`."""
+    if EARLY:
+        gdc_wait()
+    block, tile = tl.program_id(1), tl.program_id(0)
+    expert = tl.load(owner + block).to(tl.int64)
+    if expert < 0:
+        return
+    half = False
+    if HALVES:
+        half = tl.load(order + block * ROWS + ROWS // 2) >= pairs
+    if half:
+        _outputs(hidden, weight, bias, scales, order, out, expert, block, tile, pairs, WIDTH, HIDDEN, ROWS, ROWS // 2, BLOCK_N, BLOCK_K,
+                 BIAS, SCALE, DESCRIBED, EARLY)  # fmt: skip
+    else:
+        _outputs(hidden, weight, bias, scales, order, out, expert, block, tile, pairs, WIDTH, HIDDEN, ROWS, ROWS, BLOCK_N, BLOCK_K, BIAS,
+                 SCALE, DESCRIBED, EARLY)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -203,6 +236,9 @@ def moe_tile(choices_an_expert: float, described: bool = False) -> MoeTile:
         return MoeTile(64, Cut(64, 64), Cut(128, 64, 4, 3, True) if described else Cut(128, 64))
     return MoeTile(128, Cut(128, 64, 8, 4, True), Cut(256, 64, 8, 3, True)) if described else MoeTile(128, *[Cut(128, 64, 8, 3)] * 2)
 
+
+HALVED = True
+"""Whether an expert's last choices are half a block where they are no more, and blocks are large."""
 
 FIXED = MoeTile(64, Cut(64, 64), Cut(64, 64))
 """For any number of choices, so that a token's sums are taken in one order."""
@@ -274,6 +310,7 @@ class MoeMlp(PlainKernel):
             "BLOCK_N": cut.columns,
             "BLOCK_K": cut.inner,
             "DESCRIBED": cut.described,
+            "HALVES": HALVED and rows >= 128,
             "num_warps": cut.warps,
             "num_stages": stages,
             **early(device),
