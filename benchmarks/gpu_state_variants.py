@@ -1,7 +1,8 @@
-"""Ways to launch the recurrences' kernels, each in a process of its own: `python benchmarks/gpu_state_variants.py [--only …]`.
+"""Ways to launch the recurrences' kernels, right or wrong, and µs: `python benchmarks/gpu_state_variants.py [--only …]`.
 
-A program that a compiler spoils ends its process, not the comparison. They compile and check beside each other, and measure one at a time.
-Prints for each whether it is right, µs a call and µs of each of its kernels; the first of a choice is the one that is taken.
+A process measures the ways of a choice one after the other, alone on the device; where a program that a compiler spoiled ends it, another
+goes on with the next. Others compile for all of them first. The first way of a choice is the one that is taken: of it, µs of each of its
+kernels, too. `--device cpu` checks the script in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -19,13 +20,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gpu_states import SMALL, USES, measure
+from gpu_states import SMALL, USES, batch_of, measure
+from pagoda.hal.discovery import find
+from pagoda.ops.triton.absent import standing_in
 from pagoda.ops.triton.conv import CausalConv, Tile
 from pagoda.ops.triton.delta import GatedDelta
 from pagoda.ops.triton.delta_chunks import WAYS
+from pagoda.ops.triton.ssd import SsdScan
+from pagoda.ops.triton.ssd_segments import WAYS as SSD_WAYS
 
 RIGHT = 0.01
 """The largest error in bfloat16 that is rounding."""
+HELPERS = 14
 
 
 class Choice(NamedTuple):
@@ -38,77 +44,117 @@ class Choice(NamedTuple):
     steps: tuple[tuple[int, int], ...]
 
 
-PROMPTS = ((1, 8192), (8, 1024))
+PROMPT = ((1, 8192),)
 CHOICES = {
-    "delta": Choice("gated_delta_rule", GatedDelta, "way", WAYS, PROMPTS),
-    "channels": Choice("gated_delta_rule by channel", GatedDelta, "way", WAYS[:4], PROMPTS[:1]),
+    "delta": Choice("gated_delta_rule", GatedDelta, "way", WAYS, PROMPT),
+    "ssd": Choice("ssd_scan", SsdScan, "way", SSD_WAYS, PROMPT),
     "prompt": Choice(
-        "causal_conv1d", CausalConv, "prompt",
-        (Tile(32, 256, 8), Tile(32, 128, 4), Tile(16, 256, 4), Tile(64, 128, 8), Tile(32, 512, 8), Tile(16, 512, 4)), PROMPTS,
+        "causal_conv1d", CausalConv, "prompt", (Tile(32, 256, 8), Tile(32, 128, 4), Tile(16, 256, 4), Tile(64, 128, 8)), PROMPT
     ),
-    "many": Choice(
-        "causal_conv1d", CausalConv, "many", (Tile(1, 1024, 4), Tile(1, 512, 2), Tile(1, 512, 4), Tile(1, 2048, 8)), ((32, 1), (256, 1))
-    ),
+    "many": Choice("causal_conv1d", CausalConv, "many", (Tile(1, 1024, 4), Tile(1, 512, 2), Tile(1, 512, 4)), ((32, 1), (256, 1))),
     "one": Choice("causal_conv1d", CausalConv, "one", (Tile(1, 256, 1), Tile(1, 256, 4), Tile(1, 512, 2)), ((1, 1),)),
-}  # fmt: skip
+    "channels": Choice("gated_delta_rule by channel", GatedDelta, "way", WAYS[:3], PROMPT),
+}
 
 
 @contextmanager
 def turn(lock: Path) -> Iterator[None]:
-    """Within, no other process measures."""
+    """Within, no other process uses the device."""
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def run_one(name: str, index: int, lock: Path, device: torch.device) -> None:
-    """One way, in this process; prints a line of JSON for each step."""
+def compile_some(names: list[str], part: int, of: int) -> None:
+    """Every `of`-th way, into Triton's cache."""
+    ways = [(CHOICES[name], value) for name in names for value in CHOICES[name].values]
+    with standing_in(find("cuda").describe("h200")):
+        for choice, value in ways[part::of]:
+            setattr(choice.kind, choice.attribute, value)
+            use, device = USES[choice.use](), torch.device("meta")
+            kernel = use.kinds[0](use.facts)
+            packed = [kernel.pack(use.weights(device, torch.bfloat16))] if use.weights else []
+            for rows, queries in choice.steps:
+                dtype = torch.bfloat16 if use.state_dtype == "bfloat16" else torch.float32
+                pages = use.view(torch.empty(1 + rows, *use.state, dtype=dtype, device=device))
+                kernel.run(*packed, *use.inputs(rows * queries, device, torch.bfloat16), pages, batch_of(rows, queries, 1, device))
+
+
+def run_some(name: str, first: int, lock: Path, device: torch.device) -> None:
+    """Ways from the first-th on, in this process; prints a line of JSON for each step."""
     choice, real = CHOICES[name], device.type == "cuda"
-    setattr(choice.kind, choice.attribute, choice.values[index])
-    for rows, queries in choice.steps:
-        use = (USES if real else SMALL)[choice.use]()
-        found = measure(use, rows, queries if real else min(queries, 130), device, torch.bfloat16 if real else torch.float16, turn(lock))
-        print(json.dumps({"step": f"{rows} × {queries}", **found}), flush=True)
+    dtype = torch.bfloat16 if real else torch.float16
+    for index, value in enumerate(choice.values[first:], first):
+        setattr(choice.kind, choice.attribute, value)
+        for rows, queries in choice.steps:
+            with turn(lock):
+                found = measure(
+                    (USES if real else SMALL)[choice.use](), rows, queries if real else min(queries, 130), device, dtype, index == 0
+                )
+            print(json.dumps({"way": index, "step": f"{rows} × {queries}", **found}), flush=True)
 
 
-def summary(said: str, failed: str) -> str:
-    """What a process said, in a line; the last line of what it complained of where it failed."""
-    parts = []
+def told(name: str, said: str) -> int:
+    """Print what a process said; the number of the last way that it measured, −1 where there is none."""
+    last = -1
     for line in said.splitlines():
         found = json.loads(line)
+        last = found["way"]
         word = "right" if found["error"] < RIGHT else "WRONG"
-        took = f"{found['us']:.1f} µs {found['parts']}" if "us" in found else "not measured"
-        parts.append(f"{found['step']}: {word} ({found['error']:.4f}), {took}")
-    return "; ".join([*parts, *([f"FAILED: {failed}"] if failed else [])])
+        took = f"{found['us']:.1f} µs {found.get('parts', '')}" if "us" in found else "not measured"
+        print(f"{name} {tuple(CHOICES[name].values[last])} {found['step']}: {word} ({found['error']:.4f}), {took}", flush=True)
+    return last
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default=",".join(CHOICES))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=int, default=75, help="after which what is not measured is given up")
-    parser.add_argument("--one", help="NAME,INDEX,LOCK: this way alone, in this process")
+    parser.add_argument("--seconds", type=int, default=80, help="after which what is not measured is given up")
+    parser.add_argument("--compile", type=int, help="compile this part of the ways, and nothing else")
+    parser.add_argument("--some", help="NAME,FIRST,LOCK: these ways, in this process")
     options = parser.parse_args()
-    if options.one:
-        name, index, lock = options.one.split(",")
-        run_one(name, int(index), Path(lock), torch.device(options.device))
-        return
+    names = options.only.split(",")
+    if options.compile is not None:
+        compile_some(names, options.compile, HELPERS)
+    elif options.some:
+        name, first, lock = options.some.split(",")
+        run_some(name, int(first), Path(lock), torch.device(options.device))
+    else:
+        compare(names, options.device, time.monotonic() + options.seconds)
+
+
+def compare(names: list[str], device: str, ends: float) -> None:
+    """Each choice in a process that begins at once and waits for its turn."""
+    asked = [sys.executable, __file__, "--device", device]
+    if device == "cuda":
+        helpers = [subprocess.Popen([*asked, "--only", ",".join(names), "--compile", str(part)]) for part in range(HELPERS)]
+        print("helpers that failed:", sum(helper.wait() != 0 for helper in helpers), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        begun = []
-        for name in options.only.split(","):
-            for index, value in enumerate(CHOICES[name].values):
-                asked = [sys.executable, __file__, "--device", options.device, "--one", f"{name},{index},{folder}/lock"]
-                begun.append((name, value, subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)))
-        ends = time.monotonic() + options.seconds
-        for name, value, process in begun:
+
+        def begin(name: str, first: int) -> subprocess.Popen[str]:
+            some = [*asked, "--some", f"{name},{first},{folder}/lock"]
+            return subprocess.Popen(some, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+        waiting = [(name, 0, begin(name, 0)) for name in names]
+        while waiting:
+            name, first, process = waiting.pop(0)
+            late = False
             try:
                 said, complaint = process.communicate(timeout=max(1.0, ends - time.monotonic()))
             except subprocess.TimeoutExpired:
+                late = True
                 process.kill()
                 said, complaint = process.communicate()
-                complaint += "\nit took too long"
-            failed = (complaint.strip().splitlines() or ["it ended"])[-1][:200] if process.returncode else ""
-            print(f"{name} {tuple(value)}: {summary(said, failed)}", flush=True)
+            last = max(told(name, said), first - 1)
+            if late:
+                print(f"{name}: out of time", flush=True)
+            elif process.returncode:
+                values = CHOICES[name].values
+                why = (complaint.strip().splitlines() or ["it ended"])[-1][:200]
+                print(f"{name} {tuple(values[min(last + 1, len(values) - 1)])}: FAILED: {why}", flush=True)
+                if last + 2 < len(values):
+                    waiting.append((name, last + 2, begin(name, last + 2)))
 
 
 if __name__ == "__main__":

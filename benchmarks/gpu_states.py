@@ -12,7 +12,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +30,6 @@ from torch.profiler import ProfilerActivity, profile
 COPY, PRODUCTS = 4.23e12, 800e12
 """Bytes a second of a large copy on an H200, and operations a second of a large product in bfloat16."""
 CHUNK = 64
-ALL: AbstractContextManager[Any] = nullcontext()
 
 
 class Use(NamedTuple):
@@ -117,11 +115,9 @@ def batch_of(rows: int, queries: int, at: int, device: torch.device) -> StateBat
     return StateBatch(starts, torch.zeros(rows, dtype=torch.bool, device=device), pages, pages, rows if queries > 1 else 0, queries)
 
 
-def measure(
-    use: Use, rows: int, queries: int, device: torch.device, dtype: torch.dtype, alone: AbstractContextManager[Any] = ALL
-) -> dict[str, Any]:
-    """µs a call, the larger error of outputs and states against the reference in float32, the floor's µs, and the share of it; µs of each
-    of its kernels. Within `alone` it measures."""
+def measure(use: Use, rows: int, queries: int, device: torch.device, dtype: torch.dtype, apart: bool = True) -> dict[str, Any]:
+    """µs a call, the larger error of outputs and states against the reference in float32, the floor's µs, and the share of it; with
+    `apart`, µs of each of its kernels."""
     tokens, width = rows * queries, 2 if use.state_dtype == "bfloat16" else 4
     numbers = 1
     for size in use.state:
@@ -149,8 +145,8 @@ def measure(
         calls = [
             partial(ours.run, *packed, *inputs[i % copies], pages, batches[i % copies]) for i in range(copies * (4 if queries == 1 else 1))
         ]
-        with alone:
-            found["us"] = timed(calls)
+        found["us"] = timed(calls)
+        if apart:
             found["parts"] = parts(calls[0])
         found["share"] = floor / found["us"]
     return found

@@ -1,7 +1,7 @@
 """`ssd_scan` in Triton: a few tokens one after the other on the state in registers; more in chunks, whose products meet the matrix units.
 
-A program has a request's state of one head, or some of its rows, in registers from its first token to its last: states are read and
-written once, whatever the tokens. Within a chunk the outputs are a product of its tokens' weights with its inputs (arXiv:2405.21060).
+Within a chunk the outputs are a product of its tokens' weights with its inputs (arXiv:2405.21060). In float32 a program has a request's
+state of one head, or some of its rows, in registers from its first token to its last; in 16 bits see `ssd_segments.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.scan import SsdFacts
 from pagoda.ops.state import StateBatch
 from pagoda.ops.triton.launch import early, fitting_stages
+from pagoda.ops.triton.ssd_segments import WAYS, in_segments
 from pagoda.ops.triton.state_rows import (
     ALL,
     FEW,
@@ -129,6 +130,7 @@ class SsdScan(PlainKernel):
     """`run(x, dt, a, b, c, d, state, batch)`, as in `ops.scan.SsdScanReference`."""
 
     facts: SsdFacts
+    way = WAYS[0]
     few = FEW
     fused = True
 
@@ -147,7 +149,9 @@ class SsdScan(PlainKernel):
         )  # fmt: skip
         common = {"SKIP": d is not None, **early(x.device)}
         self._one_by_one(Inputs(tensors, steps), rows, tokens, batch, common)
-        if batch.max_query > self.few:
+        if batch.max_query > self.few and x.element_size() == 2:
+            in_segments(self.facts, x, dt, a, b, c, d, state, out, batch, self.few, self.way)
+        elif batch.max_query > self.few:
             self._in_chunks(Inputs(tensors, steps), batch, x.element_size(), common)
         return out
 

@@ -1,0 +1,182 @@
+"""`ssd_scan` of prompts in numbers of 16 bits: a walk that makes the states at borders of 128 tokens, then all outputs at once.
+
+The walk does a third of the work, and nothing in it waits for a product but the sum it goes into: states, transposed and rounded, lie in
+memory for the second launch, as many bytes as the inputs where a head has 64 · 128 numbers. There a program takes 64 tokens of some heads
+that share b and c, whose products it makes once; of weights on the half before no exponentials are taken but of rows and columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from pagoda.ops.scan import SsdFacts
+from pagoda.ops.state import StateBatch
+from pagoda.ops.triton.launch import early, fitting_stages
+from pagoda.ops.triton.paged_kernels import find_request
+from pagoda.ops.triton.state_rows import SIZES, STEP, page_steps, segment, state_of, step_args
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+ROWS = 64
+"""Tokens of half a segment."""
+
+
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=STEP)
+def _borders(x, dt, a, b, state, before, sums, owns, query_start, fresh, read, write, few, read_r, write_r, x_t, x_h, dt_t, b_t, b_g,
+             s_page, s_h, s_p, HEADS: tl.constexpr, GROUPS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr,
+             BLOCK_N: tl.constexpr, ALL_P: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """Heads × blocks of their rows, × requests of more than `few` tokens. before: `[segments, HEADS, BLOCK_N, ALL_P]`, states where a
+    segment begins. sums: `[segments, HEADS, 2 · ROWS]`, logarithms of decays since then; owns: the same less that of dt. Writes the last
+    state."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    SEGMENT: tl.constexpr = 2 * ROWS
+    BLOCKS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
+    head, row = tl.program_id(0) // BLOCKS, tl.program_id(1)
+    p = tl.program_id(0) % BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
+    n, each = tl.arange(0, BLOCK_N), tl.arange(0, SEGMENT)
+    first, end = segment(query_start, row)
+    if end - first <= few:
+        return
+    kept, page_in, page_out = state_of(fresh, read, write, row, read_r, write_r)
+    inside = (n < N)[:, None] & (p < P)[None, :]
+    place = state + head * s_h + p.to(tl.int64)[None, :] * s_p + n[:, None]
+    held = tl.load(place + page_in * s_page, mask=inside & kept, other=0.0)
+    rate = tl.load(a + head)
+    group = head // (HEADS // GROUPS)
+    tile = (first // SEGMENT + row).to(tl.int64) * HEADS + head
+    for start in tl.range(first, end, SEGMENT, num_stages=STAGES):
+        there = start + each < end
+        at = (start + each).to(tl.int64)
+        step = tl.load(dt + at * dt_t + head, mask=there, other=0.0)
+        value = tl.load(x + at[:, None] * x_t + head * x_h + p[None, :], mask=there[:, None] & (p < P)[None, :], other=0.0)
+        added = tl.load(b + at[:, None] * b_t + group * b_g + n[None, :], mask=there[:, None] & (n < N)[None, :], other=0.0)
+        tl.store(before + tile * (BLOCK_N * ALL_P) + n[:, None] * ALL_P + p[None, :], held.to(before.dtype.element_ty))
+        so_far, total = tl.cumsum(step * rate, 0), tl.sum(step * rate, 0)
+        tl.store(sums + tile * SEGMENT + each, so_far)
+        tl.store(owns + tile * SEGMENT + each, so_far - tl.log(step))
+        scaled = (value.to(tl.float32) * (tl.exp(total - so_far) * step)[:, None]).to(value.dtype)
+        held = tl.dot(tl.trans(added.to(value.dtype)), scaled, held * tl.exp(total), input_precision="ieee")
+        tile += HEADS
+    tl.debug_barrier()
+    tl.store(place + page_out * s_page, held, mask=inside)
+
+
+@triton.jit
+def _rows(x, first, end, x_t, column, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """Numbers of ROWS tokens from `first`, those before `end`."""
+    each = tl.arange(0, ROWS)
+    mask = (first + each < end)[:, None] & (column < WIDTH)[None, :]
+    return tl.load(x + first.to(tl.int64) * x_t + (each[:, None] * x_t + column[None, :]), mask=mask, other=0.0)
+
+
+@triton.jit
+def _weights(products, since, own, skip, ROWS: tl.constexpr):
+    """What the outputs of ROWS tokens have of their own inputs."""
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :]
+    return products * tl.exp(tl.where(row >= column, since[:, None] - own[None, :], float("-inf"))) + tl.where(row == column, skip, 0.0)
+
+
+@triton.jit(do_not_specialize=["many", "few"], do_not_specialize_on_alignment=["query_start"])
+def _outputs(x, b, c, d, before, sums, owns, out, query_start, many, few, x_t, x_h, b_t, b_g, c_t, c_g, HEADS: tl.constexpr,
+             GROUPS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, ALL_P: tl.constexpr,
+             ROWS: tl.constexpr, PER: tl.constexpr, SKIP: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """Halves of segments × blocks of rows of PER heads of a group; request r owns segments as in `find_request`. SKIP: there is d.
+
+    A later half has the earlier one before it; an earlier one has zeros there.
+    """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    SEGMENT: tl.constexpr = 2 * ROWS
+    BLOCKS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
+    block, late = tl.program_id(0) // 2, tl.program_id(0) % 2
+    begin = tl.program_id(1) // BLOCKS * PER
+    p = tl.program_id(1) % BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
+    n, each = tl.arange(0, BLOCK_N), tl.arange(0, ROWS)
+    row = find_request(query_start, block, many, SEGMENT)
+    first, end = segment(query_start, row)
+    border = first + (block - (first // SEGMENT + row)) * SEGMENT
+    start = border + late * ROWS
+    if (start >= end) | (end - first <= few):
+        return
+    NUMBER: tl.constexpr = before.dtype.element_ty
+    group = begin // (HEADS // GROUPS)
+    asked = _rows(c + group * c_g, start, end, c_t, n, N, ROWS).to(NUMBER)
+    own = _rows(b + group * b_g, start, end, b_t, n, N, ROWS).to(NUMBER)
+    own_products = tl.dot(asked, tl.trans(own), input_precision="ieee")
+    other = _rows(b + group * b_g, border, start, b_t, n, N, ROWS).to(NUMBER)
+    products = tl.dot(asked, tl.trans(other), input_precision="ieee")
+    tile = block.to(tl.int64) * HEADS + begin
+    skip = 0.0
+    for head in tl.range(begin, begin + PER, num_stages=STAGES):
+        held = tl.load(before + tile * (BLOCK_N * ALL_P) + n[:, None] * ALL_P + p[None, :])
+        value = _rows(x + head * x_h, start, end, x_t, p, P, ROWS)
+        other_value = _rows(x + head * x_h, border, start, x_t, p, P, ROWS)
+        since = tl.load(sums + tile * SEGMENT + late * ROWS + each)
+        until = tl.load(owns + tile * SEGMENT + late * ROWS + each)
+        other_until = tl.load(owns + tile * SEGMENT + each, mask=each < late * ROWS, other=float("inf"))
+        middle = tl.load(sums + tile * SEGMENT + ROWS - 1, mask=late == 1, other=0.0)
+        if SKIP:
+            skip = tl.load(d + head)
+        weight = (products * tl.exp(middle - other_until)[None, :]).to(NUMBER)
+        result = tl.dot(asked, held, input_precision="ieee") * tl.exp(middle)
+        result = tl.dot(weight, other_value, result, input_precision="ieee") * tl.exp(since - middle)[:, None]
+        weight = _weights(own_products, since, until, skip, ROWS).to(NUMBER)
+        result = tl.dot(weight, value, result, input_precision="ieee")
+        target = out + (start.to(tl.int64) * HEADS + head) * P + each[:, None] * (HEADS * P) + p[None, :]
+        tl.store(target, result.to(out.dtype.element_ty), mask=(start + each < end)[:, None] & (p < P)[None, :])
+        tile += 1
+
+
+class Way(NamedTuple):
+    """How both launches go: rows of a state that a program of the first holds, its warps, the most stages of its loop; heads of a program
+    of the second, its warps and stages."""
+
+    rows: int
+    warps: int
+    stages: int
+    heads: int
+    out_warps: int
+    out_stages: int
+
+
+WAYS = (
+    Way(64, 4, 3, 4, 4, 2), Way(32, 4, 3, 4, 4, 1), Way(64, 8, 3, 8, 4, 2), Way(64, 4, 2, 4, 8, 2), Way(32, 4, 2, 8, 4, 3),
+    Way(64, 8, 2, 4, 8, 1),
+)  # fmt: skip
+"""The one that is taken, and others that `benchmarks/gpu_state_variants.py` compares with it."""
+
+
+def in_segments(
+    facts: SsdFacts, x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor | None,
+    state: torch.Tensor, out: torch.Tensor, batch: StateBatch, few: int, way: Way,
+) -> None:  # fmt: skip
+    """Outputs and states of requests of more than `few` tokens. Tensors as `ops.scan.SsdScanReference` has them, their last dimension
+    without gaps. Beside them it needs P · N / 64 + 8 bytes a token and head."""
+    heads, device, width = facts.heads, x.device, x.element_size()
+    segments = x.shape[0] // (2 * ROWS) + batch.many
+    block_n, all_p = max(16, triton.next_power_of_2(facts.state)), max(16, triton.next_power_of_2(facts.head_dim))
+    before = torch.empty(segments, heads, block_n, all_p, dtype=x.dtype, device=device)
+    sums, owns = (torch.empty(segments, heads, 2 * ROWS, dtype=torch.float32, device=device) for _ in range(2))
+    common: dict[str, Any] = {
+        "HEADS": heads, "GROUPS": facts.groups, "P": facts.head_dim, "N": facts.state, "BLOCK_N": block_n, "ALL_P": all_p, "ROWS": ROWS,
+        **early(device),
+    }  # fmt: skip
+    rows = min(all_p, way.rows)
+    stage, beside = 2 * ROWS * (rows + block_n) * width, (2 * ROWS + block_n) * rows * width
+    _borders[(heads * triton.cdiv(facts.head_dim, rows), batch.many)](
+        x, dt, a, b, state, before, sums, owns, *step_args(batch), few, *page_steps(batch), *x.stride()[:2], dt.stride(0), *b.stride()[:2],
+        *state.stride()[:3], BLOCK_P=rows, STAGES=fitting_stages(device, way.stages, stage, beside), num_warps=way.warps, **common,
+    )  # fmt: skip
+    rows, together = min(all_p, 64), heads // facts.groups
+    per = max(count for count in range(1, way.heads + 1) if together % count == 0)
+    stage, beside = (block_n + 2 * ROWS) * rows * width, ROWS * (3 * block_n + rows) * width
+    _outputs[(2 * segments, heads // per * triton.cdiv(facts.head_dim, rows))](
+        x, b, c, a if d is None else d, before, sums, owns, out, batch.query_start, batch.many, few, *x.stride()[:2], *b.stride()[:2],
+        *c.stride()[:2], BLOCK_P=rows, PER=per, SKIP=d is not None, STAGES=fitting_stages(device, way.out_stages, stage, beside),
+        num_warps=way.out_warps, **common,
+    )  # fmt: skip
