@@ -22,9 +22,6 @@ from pagoda.serving.conformance.report import LEVELS, Outcome, Report, Result
 TOGETHER = (100, 2, 100, 100, 12, 100)
 """Checks that a process runs, by level: of models those of two, of engines all that begin alike, as they share what is compiled."""
 
-ALONE = "rank"
-"""In the names of checks that want a process of their own: one program over several chips is a mode that a process cannot leave."""
-
 NOT_RUN = "not run yet"
 Named = tuple[int, str]
 """A check: its level and name."""
@@ -78,8 +75,8 @@ def _named(device: str) -> list[Named]:
 
 
 def _parts(checks: list[Named]) -> Iterator[list[Named]]:
-    for (level, alone), group in groupby(checks, lambda check: (check[0], check[0] == 5 and ALONE in check[1])):
-        mine, size = list(group), 1 if alone else TOGETHER[level]
+    for level, group in groupby(checks, lambda check: check[0]):
+        mine, size = list(group), TOGETHER[level]
         for at in range(0, len(mine), size):
             yield mine[at : at + size]
 

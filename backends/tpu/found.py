@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 def open_device(backend: TpuBackend, index: int) -> TpuDevice:
     """Start the runtime and open a device. Raises `DeviceError`."""
     runtime = _runtime(backend)
+    if runtime.spread():
+        raise DeviceError(f"{backend.name} device {index} was asked for in a process whose chips are one device: take a process of its own")
     info = _info(backend, runtime, checked_index(backend.name, index, runtime.count()))
     return TpuDevice(runtime, info)
 

@@ -26,6 +26,10 @@ class Runtime:
         """The client: "TPU", or "CPU" where it stands in for one."""
         return str(self._world.device_type())
 
+    def spread(self) -> bool:
+        """Whether each program of this process runs on all chips."""
+        return bool(self._world.is_spmd())
+
     def count(self) -> int:
         return int(self._world.addressable_device_count())
 

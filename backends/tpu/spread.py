@@ -29,7 +29,11 @@ class SpreadRuntime(Runtime):
 
     def __init__(self, chips: int, import_package: Callable[[], None]) -> None:
         import_package()
-        import_module("torch_xla.runtime").use_spmd()  # before anything else is asked of it
+        world: Any = import_module("torch_xla.runtime")
+        if import_module("torch_xla")._XLAC._xla_get_spmd_config_is_locked() and not world.is_spmd():
+            # Devices have their meaning by now: what the host sends would lie on one chip, and a program over all that gets it crashes.
+            raise DeviceError(f"{chips} chips in one program were asked for in a process that has opened one: take a process of its own")
+        world.use_spmd()  # before anything else is asked of it
         super().__init__()
         self.chips = int(self._world.global_runtime_device_count())
         if self.chips != chips:

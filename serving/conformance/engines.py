@@ -39,13 +39,13 @@ class Running:
 
 
 @asynccontextmanager
-async def running(target: Target, config: Mapping[str, Any], **settings: Any) -> AsyncIterator[Running]:
-    """An engine with dummy weights for `config`; small, so that requests compete for it."""
+async def running(device: str, config: Mapping[str, Any], **settings: Any) -> AsyncIterator[Running]:
+    """An engine on a device, by its backend's name, with dummy weights for `config`; small, so that requests compete for it."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(dict(config)))
         pool = {} if "num_gpu_blocks_override" in settings else POOL
         chosen: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": MAX_LEN, **pool, **settings}
-        told = EngineConfig(model=folder, device=target.backend.name, dtype="float32", load_format="dummy", **chosen)
+        told = EngineConfig(model=folder, device=device, dtype="float32", load_format="dummy", **chosen)
         engines: list[Engine] = []
 
         def starter(sink: Sink) -> Engine:
@@ -63,11 +63,23 @@ def with_engine(
     target: Target, config: Mapping[str, Any], work: Callable[[Running], Coroutine[Any, Any, T]], timeout_s: float = 300, **settings: Any
 ) -> T:
     """Run `work` on an engine, from start to close."""
+    expect_float32(target)
+    return on_engine(target.backend.name, config, work, timeout_s, **settings)
+
+
+def expect_float32(target: Target) -> None:
+    """Raise `UnclaimedError` where engines have nothing to be compared in."""
     if "float32" not in target.device.info.dtypes:
         raise UnclaimedError("the device does not compute in float32, in which engines are compared")
 
+
+def on_engine(
+    device: str, config: Mapping[str, Any], work: Callable[[Running], Coroutine[Any, Any, T]], timeout_s: float = 300, **settings: Any
+) -> T:
+    """The same in a process that has opened no device."""
+
     async def whole() -> T:
-        async with running(target, config, **settings) as run:
+        async with running(device, config, **settings) as run:
             return await asyncio.wait_for(work(run), timeout_s)
 
     try:

@@ -1,4 +1,4 @@
-"""Runs a function in one fresh process a rank, and brings back what each found."""
+"""Runs a function in fresh processes, one a rank or one alone, and brings back what each found."""
 
 from __future__ import annotations
 
@@ -51,6 +51,24 @@ def run_ranks(target: Target, world: int, work: RankWork, timeout_s: float = 180
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def in_own_process(work: Callable[[], str], timeout_s: float = 1800) -> str:
+    """The answer of `work`, a module-level function or a `partial` of one, in a process that has opened nothing. Raises `FailedError`."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_alone, args=(work, sender))
+    try:
+        process.start()
+        sender.close()
+        fine, answer = _answer(receiver, process, time.monotonic() + timeout_s)
+        expect(fine, answer)
+        return answer
+    finally:
+        process.join(5)
+        if process.is_alive():
+            process.kill()
+            process.join()
 
 
 def free_port() -> int:
@@ -111,6 +129,14 @@ def _rank(name: str, index: int, topology: Topology, work: RankWork, answers: Co
         group = device.communicator(topology)
         answer = (True, work(device, group))
         group.close()
+    except Exception:
+        answer = (False, traceback.format_exc(limit=-4))
+    answers.send(answer)
+
+
+def _alone(work: Callable[[], str], answers: Connection) -> None:
+    try:
+        answer = (True, work())
     except Exception:
         answer = (False, traceback.format_exc(limit=-4))
     answers.send(answer)

@@ -74,3 +74,26 @@ def test_weights_lie_in_parts_and_a_wrong_count_is_refused(tmp_path: Path) -> No
     assert "devices=[4,1]" in laid and "devices=[1,4]" in laid and memory == "4"
     refused = ask(tmp_path, "tpu", 3)
     assert refused.returncode != 0 and "3 chips were asked for and the runtime sees 4" in refused.stderr
+
+
+ONE_THEN_ALL = """
+from pagoda.hal.discovery import find
+from pagoda.hal.errors import DeviceError
+backend = find("tpu")
+for first, then in ((backend.open, lambda: backend.open_spread(0, 4)), (lambda: backend.open_spread(0, 4), backend.open))[ORDER:]:
+    first()
+    try:
+        then()
+    except DeviceError as error:
+        print(error)
+    break
+"""
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_process_is_of_one_chip_or_of_all(order: int) -> None:
+    """What a process has opened decides what its devices are; the other way round would end in a segmentation fault."""
+    simulated = {**os.environ, "PJRT_DEVICE": "CPU", "TPU_SKIP_MDS_QUERY": "1", "CPU_NUM_DEVICES": "4"}
+    command = [sys.executable, "-c", ONE_THEN_ALL.replace("ORDER", str(order))]
+    done = subprocess.run(command, capture_output=True, text=True, env=simulated, check=True)
+    assert done.stdout.strip().endswith("take a process of its own") and done.stdout.count("\n") == 1, done.stdout

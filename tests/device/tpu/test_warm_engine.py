@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from pagoda.backends.tpu.runtime import Runtime
 from pagoda.hal.discovery import choose
-from pagoda.serving.conformance.check import Target
 from pagoda.serving.conformance.engines import Oracle, ask, running, tokens_of
 from pagoda.serving.conformance.level5_engine import PLAIN, mixed_load
 
@@ -25,7 +24,7 @@ def test_load_compiles_nothing() -> None:
 
     async def under_load() -> tuple[int, int, list[list[int]]]:
         settings: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "num_gpu_blocks_override": PAGES}
-        async with running(Target(backend, device), PLAIN, **settings) as run:
+        async with running(backend.name, PLAIN, **settings) as run:
             warm = runtime.compilations()
             answers = await asyncio.gather(*(ask(run, one) for one in asked))
             return warm, runtime.compilations(), [tokens_of(deltas) for deltas in answers]
