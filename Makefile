@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 INSTALL := $(PYTHON) ci/install.py --venv $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 INPUTS := pyproject.toml setup.py ci/constraints-cpu.txt ci/install.py $(wildcard ops/native/*.cpp ops/native/*.h ops/native/build.py)
 
-.PHONY: serve test test-heavy test-kernels test-kernels-all test-sanitized test-arm test-tpu lint check bench install dev clean help
+.PHONY: serve test test-heavy test-guides test-kernels test-kernels-all test-sanitized test-arm test-tpu lint check bench install dev clean help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -36,6 +36,9 @@ test: $(VENV)/.installed-dev  ## the test suite, with the 20 slowest tests
 
 test-heavy: $(VENV)/.installed-triton  ## the tests over five seconds
 	$(BIN)/python -m pytest -q --durations=20 -m heavy tests
+
+test-guides: $(VENV)/.installed-dev  ## every command and program that the guides tell to run
+	$(BIN)/python -m pytest -q --durations=20 tests/e2e/test_guides.py tests/plugin/test_vendor_guide.py tests/unit/test_vendor_pages.py tests/unit/test_contributing.py
 
 test-kernels: $(VENV)/.installed-triton  ## the Triton kernels compiled for nine GPUs that are not here, one use each; float8 of bytes; FlashInfer's calls
 	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/cross_compile.py

@@ -56,7 +56,7 @@ setup(
         "pagoda.serving.api": ["static/*"],
         "pagoda.serving.api.grpc": ["*.proto", "*.pyi"],
         "pagoda.ops.triton": ["*.json"],
-        "pagoda.backends": ["*/*.toml", "*/*.json"],
+        "pagoda.backends": ["*/*.toml", "*/*.json", "*/*.metal"],
     },
     cmdclass={"build_py": BuildWithNative, "bdist_wheel": PlatformWheel},
     distclass=NativeDistribution,

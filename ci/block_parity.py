@@ -3,8 +3,8 @@
     python ci/block_parity.py DIR --device tpu [--only WORD]
 
 DIR holds checkpoints as `ci/block_table.py` wants them. Writes docs/parity/DEVICE.json and DEVICE.md after every checkpoint; `--check` says
-whether the page is stale. With `--only`, kinds whose name or checkpoint has WORD; what the file says of others stays, and what it says
-nothing of has not been run.
+whether the page is stale. With `--only`, the checkpoint of that name, or kinds whose name or checkpoint has WORD; what the file says
+of others stays, and what it says nothing of has not been run.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--device", required=True)
-    parser.add_argument("--only", action="append", help="kinds whose name or checkpoint has this word")
+    parser.add_argument("--only", action="append", help="a checkpoint, or kinds whose name or checkpoint has this word")
     parser.add_argument("--limit", type=float, default=1800, help="seconds for one checkpoint")
     parser.add_argument("--check", action="store_true")
     asked = parser.parse_args(arguments)
@@ -89,7 +89,13 @@ def main(arguments: list[str]) -> int:
     if asked.check:
         return 0 if file.with_suffix(".md").read_text(encoding="utf-8") == page(record) else 1
     kinds = [kind for kinds in SECTIONS.values() for kind in kinds]
-    wanted = [kind for kind in kinds if not asked.only or any(word in f"{kind.name} {kind.checkpoint}" for word in asked.only)]
+    whole = {kind.checkpoint for kind in kinds}.intersection(asked.only or ())
+    parts = [word for word in asked.only or () if word not in whole]
+    wanted = [
+        kind
+        for kind in kinds
+        if not asked.only or kind.checkpoint in whole or any(word in f"{kind.name} {kind.checkpoint}" for word in parts)
+    ]
     names = list(dict.fromkeys(kind.checkpoint for kind in wanted))
     for name in names:
         result = compared(asked.folder / name, asked.device, asked.limit)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from pagoda.backends.metal.kernels import metal_kernels
 from pagoda.backends.torch_accelerator.backend import VendorBackend
 from pagoda.backends.torch_accelerator.vendor import Vendor
+from pagoda.hal.kernel import Kernel
 
 METAL = Vendor(
     name="metal",
@@ -31,3 +34,6 @@ class MetalBackend(VendorBackend):
 
     name = "metal"
     vendor = METAL
+
+    def kernels(self) -> Iterable[Kernel]:
+        return metal_kernels()

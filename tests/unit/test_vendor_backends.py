@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pagoda.backends.torch_accelerator.packages import loads
 from pagoda.backends.torch_accelerator.vendor import described
+from pagoda.backends.tpu.torch_tpu import newer
 from pagoda.hal.discovery import find, find_all
 from pagoda.hal.errors import DeviceError
 from pagoda.hal.info import Feature
@@ -58,7 +59,7 @@ def test_a_plan_for_what_is_not_here(device: str) -> None:
     assert plan.device == find(name).describe(model) and "not here" in plan.why
     assert plan.memory.total == plan.device.memory_bytes and plan.num_pages > 0
     chosen = {choice.op: choice.chosen.name for choice in plan.kernels}
-    assert chosen["rms_norm"] == ("triton" if name in ("rocm", "xpu") else "reference")
+    assert chosen["rms_norm"] == {"rocm": "triton", "xpu": "triton", "metal": "metal"}.get(name, "reference")
 
 
 def test_the_null_device_agrees_about_models_that_both_describe() -> None:
@@ -94,17 +95,22 @@ KERNEL_PACKAGES = {"triton": ("triton", "triton", "")}
 def install_broken(name: str, site: Path) -> str:
     """Build and install a wheel whose library is missing; returns the distribution's name."""
     distribution, module, points = (BROKEN | KERNEL_PACKAGES)[name]
+    install(distribution, module, "raise ImportError('libvendor.so.1: cannot open shared object file')\n", points, site)
+    return distribution
+
+
+def install(distribution: str, module: str, code: str, points: str, site: Path) -> None:
+    """A wheel of one module, with pip."""
     stem = f"{distribution.replace('-', '_')}-9.9.1"
     wheel = site.parent / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(f"{module}/__init__.py", "raise ImportError('libvendor.so.1: cannot open shared object file')\n")
+        archive.writestr(f"{module}/__init__.py", code)
         archive.writestr(f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 9.9.1\n")
         archive.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{stem}.dist-info/entry_points.txt", points)
         archive.writestr(f"{stem}.dist-info/RECORD", "")
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--disable-pip-version-check"]
     subprocess.run([*command, "--target", str(site), str(wheel)], check=True)
-    return distribution
 
 
 @pytest.mark.parametrize("name", sorted(BROKEN))
@@ -120,6 +126,18 @@ def test_an_installed_package_that_does_not_load_is_named(name: str, tmp_path: P
         assert part in probe.message, probe.message
     if BROKEN[name][2]:
         assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in probe.message
+
+
+def test_the_newer_path_to_tpus_is_taken_where_it_alone_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tpu = find("tpu").vendor  # type: ignore[attr-defined]
+    assert newer(tpu) is None
+    install("torch-tpu", "torch_tpu", "", "", tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    found = newer(tpu)
+    assert found is not None and (found.kind, found.module, found.collectives) == ("tpu", "torch_tpu", "tpu_dist")
+    assert found.folder == tpu.folder, "the same models of devices"
+    install("torch-xla", "torch_xla", "", "", tmp_path / "site")
+    assert newer(tpu) is None, "torch-xla, which was seen to run, comes first"
 
 
 RESOLVE = """
