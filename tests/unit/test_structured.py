@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.core import Sink
 from pagoda.serving.engine.inprocess_client import Engine, InProcessClient
-from pagoda.serving.engine.messages import EngineRequest
+from pagoda.serving.engine.messages import EngineRequest, FinishReason, error_of
 from pagoda.serving.engine.structured import StructuredOutputsParams
+from patience import LIMIT_S
 from slow_steps import HandBrake, side_by_side, slow_engine
 from toy import ToyModel, dense_greedy, toy_engine, toy_request
 
@@ -116,6 +118,86 @@ async def test_what_cannot_be_compiled_is_rejected_and_leaves_nothing() -> None:
         await ask(client, replace(request, params=replace(request.params, structured_outputs=StructuredOutputsParams(regex="else"))))
     with pytest.raises(RequestError, match="beam search cannot follow a grammar"):
         await ask(client, replace(counting("y", [2, 3], 9, 1, 4), beam_width=2))
+    stats = await client.stats()
+    await client.close()
+    assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
+
+
+async def test_a_request_may_be_aborted_while_its_grammar_is_compiled() -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    def slowly(structured: StructuredOutputsParams) -> Any:
+        begun.set()
+        assert gate.wait(LIMIT_S)
+        return compile_toy(structured)
+
+    def made(sink: Sink) -> Engine:
+        engine = toy_engine(sink)
+        engine.core.follow_grammars(slowly)
+        return engine
+
+    client = await InProcessClient.start(made)
+    try:
+        waiting = asyncio.ensure_future(ask(client, counting("a", [2, 3], 9, 1, 4)))
+        left = asyncio.ensure_future(ask(client, counting("b", [2, 3], 9, 1, 4)))
+        await asyncio.to_thread(begun.wait, LIMIT_S)
+        await client.abort(["a"])
+        left.cancel()
+        assert await waiting == [[]]
+        free = await ask(client, toy_request("c", [2, 3], 4))
+        gate.set()
+        assert len(free[0]) == 4 and await ask(client, counting("d", [2, 3], 9, 1, 4)) == [[9, 8, 7, 6]]
+        stats = await client.stats()
+    finally:
+        gate.set()
+        await client.close()
+    assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
+
+
+class Weary(Countdown):
+    """Gives up after two tokens."""
+
+    left = 2
+
+    def accept(self, tokens: list[int]) -> None:
+        self.left -= len(tokens)
+        super().accept(tokens if self.left >= 0 else [])
+
+    def forced(self) -> list[int]:
+        return []
+
+    def fill(self, row: Any) -> None:
+        super().fill(row)
+        if self.left <= 0:
+            row[:] = 0
+            row.view(np.uint32)[0] = 2  # the end token
+
+    def failure(self) -> str | None:
+        return "too much work" if self.left <= 0 else None
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_grammar_that_gives_up_fails_its_request_and_no_other(n: int) -> None:
+    def made(sink: Sink) -> Engine:
+        engine = toy_engine(sink)
+        engine.core.follow_grammars(
+            lambda asked: partial(Weary if asked.grammar == "90 1" else Countdown, *map(int, str(asked.grammar).split()))
+        )
+        return engine
+
+    client = await InProcessClient.start(made)
+    weary = counting("w", [2, 3], 90, 1, 9, n)
+    weary = replace(weary, params=replace(weary.params, ignore_eos=False), eos_ids=(1,))
+    other = asyncio.ensure_future(ask(client, counting("o", [2, 3, 4], 80, 2, 9)))
+    last = None
+    async for delta in client.generate(weary):
+        last = delta
+        if any(part.finish_reason is FinishReason.ERROR for part in delta.sequences):
+            break
+    assert last is not None and last.refused and last.error == "too much work"
+    assert isinstance(error_of(last), RequestError)
+    assert await other == [[80 - 2 * k for k in range(9)]]
+    await client.abort(["w"])
     stats = await client.stats()
     await client.close()
     assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
