@@ -17,9 +17,9 @@ ROWS = 128
 requests, whose values would meet weights of 0, and 0 · NaN is NaN."""
 NOTHING = -1
 """Count of a part that is left alone."""
-PAGED_FLOPS, ROWS_FLOPS, COPY_BYTES, LAUNCHES = 415e12, 520e12, 4.0e12, 6e-6
-"""What an H200 does in a second with K and V in pages, with them as rows, and of laying rows; seconds for the launches that rows take
-more. Of whole steps, in which the card's power is the limit (`python benchmarks/gpu_attention.py --only W4` has the kernels alone)."""
+PAGED_FLOPS, ROWS_FLOPS, COPY_BYTES, LAUNCHES = 482e12, 586e12, 3.65e12, 4e-6
+"""What an H200 does in a second with K and V in pages, with them as rows, and of laying rows (`benchmarks/gpu_attention.py --only W4`,
+two prompts of 4,096 with 16 heads on 8); seconds for the launches that a captured step has more."""
 
 
 class Metadata(NamedTuple):
