@@ -62,6 +62,7 @@ def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
     for rows in (1, 7):
         yield _case(gen, _facts(dtype, 256, 96, offset=1.0), f"weights with an offset, {rows} rows", rows)
         yield _case(gen, _facts(dtype, 1024, 96, True), f"large magnitudes, {rows} rows", rows, scale=300.0)
+    yield _case(gen, _facts(dtype, 1024, 4096, bias=True), "a product that models have, 5 rows", 5)
     yield from _fp8_cases(gen, dtype)
 
 

@@ -112,7 +112,7 @@ def _fp8_table() -> dict[tuple[int, int], dict[int, Fp8Route | None]]:
 JOINED_VECTORS = (
     Route(4, 1024, 0), Route(2, 1024, 0), Route(4, 512, 0), Route(8, 512, 0), Route(8, 1024, 0, 8), Route(2, 2048, 0), Route(4, 2048, 0, 8),
 )  # fmt: skip
-JOINED = tuple(Route(block_n, 0, 1, warps) for block_n in (32, 64) for warps in (4, 8))
+JOINED = (Route(64, 0, 1, 4), Route(64, 0, 1, 8))
 """Ways with several rows, whole columns each (`block_k` 0), that the benchmark tries for products joined with what is around them."""
 
 

@@ -84,18 +84,12 @@ def one_row(x, residual, norm, weight, bias, scale, out, total, columns, eps, of
 
 @triton.jit(do_not_specialize=["rows"])
 def _whole(x, residual, norm, weight, bias, out, total, rows, columns, eps, offset, x_t, INNER: tl.constexpr, BLOCK_M: tl.constexpr,
-           BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """Some rows at once: all inner numbers of BLOCK_N columns (of gate and of up: BLOCK_N each) are there before the kernel in front has
-    ended. Columns are the product's left side, which is the wide one. Where they are one block, `weight` is a descriptor of it."""
+           BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """Some rows at once: all inner numbers of BLOCK_N columns come through the descriptor `weight` before the kernel in front has ended.
+    Columns are the product's left side, which is the wide one."""
     tile = tl.program_id(0)
     m, n, k = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
-    if GATED:
-        row = tl.arange(0, 2 * BLOCK_N)
-        row = tile * BLOCK_N + row % BLOCK_N + row // BLOCK_N * columns
-        mask = (row < columns * (1 + tl.arange(0, 2 * BLOCK_N) // BLOCK_N))[:, None] & (k < INNER)[None, :]
-        columns_NK = tl.load(weight + row.to(tl.int64)[:, None] * INNER + k[None, :], mask=mask, other=0.0)
-    else:
-        columns_NK = weight.load([tile * BLOCK_N, 0])
+    columns_NK = weight.load([tile * BLOCK_N, 0])
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -110,14 +104,8 @@ def _whole(x, residual, norm, weight, bias, out, total, rows, columns, eps, offs
     normed = (wide * factor[:, None] * scale[None, :]).to(value.dtype)
     result = tl.dot(columns_NK, tl.trans(normed), input_precision="ieee")
     there = n < columns
-    if GATED:
-        result, up = tl.split(tl.permute(result.reshape(2, BLOCK_N, BLOCK_M), 1, 2, 0))
     if BIAS:
         result += tl.load(bias + n, mask=there, other=0.0).to(tl.float32)[:, None]
-    if GATED:
-        if BIAS:
-            up += tl.load(bias + columns + n, mask=there, other=0.0).to(tl.float32)[:, None]
-        result = _activated(result, up)
     tl.store(out + m[None, :] * columns + n[:, None], result.to(out.dtype.element_ty), mask=(m < rows)[None, :] & there[:, None])
 
 
@@ -150,12 +138,14 @@ class NormGemm(PlainKernel):
 
     def fits(self, chosen: Route, weight: torch.Tensor) -> bool:
         """Whether whole columns, where the way asks for them, find room and a descriptor, whose rows begin at multiples of 16 bytes. They
-        are multiplied out of shared memory, which takes 64 at once: fewer would go through registers, all at the same time."""
+        are multiplied out of shared memory, which takes 64 at once: fewer would go through registers, all at the same time. Two halves of
+        gate and up gained nothing so."""
         if chosen.split == 0:
             return True
-        inner, columns, size = self.facts.gemm.in_features, chosen.block_n * (1 if self._act is None else 2), weight.element_size()
-        room = (columns + 32) * triton.next_power_of_2(inner) * size
-        return columns >= 64 and describes(weight.device) and inner * size % 16 == 0 and room <= shared_memory(weight.device)
+        inner, size = self.facts.gemm.in_features, weight.element_size()
+        room = (chosen.block_n + 32) * triton.next_power_of_2(inner) * size
+        fitting = chosen.block_n >= 64 and inner * size % 16 == 0 and room <= shared_memory(weight.device)
+        return self._act is None and fitting and describes(weight.device)
 
     def joined(self, packed: Any, x: torch.Tensor, residual: torch.Tensor, chosen: Route) -> tuple[torch.Tensor, torch.Tensor]:
         """In one kernel, cut as `chosen` says."""
@@ -167,18 +157,17 @@ class NormGemm(PlainKernel):
         weight, bias = packed["weight"], packed.get("bias")
         tensors = (x, residual, packed["norm"], weight, weight if bias is None else bias, out, total)
         common = {
-            "INNER": inner, "BLOCK_N": chosen.block_n, "BIAS": bias is not None, "GATED": gated, "num_warps": chosen.warps,
-            **early(x.device),
+            "INNER": inner, "BLOCK_N": chosen.block_n, "BIAS": bias is not None, "num_warps": chosen.warps, **early(x.device),
         }  # fmt: skip
         grid = (triton.cdiv(columns, chosen.block_n),)
         if chosen.split == 0:
             one_row[grid](
-                *tensors[:5], weight, out, total, columns, facts.norm.eps, facts.norm.offset, SCALED=False, BLOCK_K=chosen.block_k,
-                num_stages=chosen.depth(x.element_size()), **common,
+                *tensors[:5], weight, out, total, columns, facts.norm.eps, facts.norm.offset, SCALED=False, GATED=gated,
+                BLOCK_K=chosen.block_k, num_stages=chosen.depth(x.element_size()), **common,
             )  # fmt: skip
             return out, total
         _whole[grid](
-            *tensors[:3], weight if gated else _described(weight, chosen.block_n), *tensors[4:], rows, columns, facts.norm.eps,
+            *tensors[:3], _described(weight, chosen.block_n), *tensors[4:], rows, columns, facts.norm.eps,
             facts.norm.offset, x.stride(0), BLOCK_M=max(16, triton.next_power_of_2(rows)), BLOCK_K=triton.next_power_of_2(inner), **common,
         )  # fmt: skip
         return out, total
