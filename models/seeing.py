@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from pagoda.hal.device import Device
 from pagoda.hal.errors import CheckpointError, ModelError
-from pagoda.models.bridge.encoder import BridgedEncoder, media_facts, seeing_part
+from pagoda.models.bridge.encoder import BOTH_WAYS, BridgedEncoder, media_facts, seeing_part
 from pagoda.models.bridge.interface import ASK, RUN, register
 from pagoda.models.bridge.kinds import bridged_class
 from pagoda.models.bridge.load import filled_module, place
@@ -87,7 +87,8 @@ def text_of(config: Mapping[str, Any]) -> Text | None:
     family = next((family for family in families() if not family.pools and text.model_type in family.model_types), None)
     if key is None or family is None:
         return None
-    own = {name: value for name, value in text.to_dict().items() if name in known}
+    told = {"use_bidirectional_attention"} if whole.model_type in BOTH_WAYS else set()  # items say what sees what
+    own = {name: value for name, value in text.to_dict().items() if name in known and name not in told}
     return Text(family, own, whole.to_dict(), key)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagoda.hal.errors import ModelError
-from pagoda.models.checkpoint import Drop, Rename, Reorder, Rule, Split, Stack
+from pagoda.models.checkpoint import Drop, Rename, Reorder, Rule, Split, Stack, Transpose
 from pagoda.models.config import Config
 from pagoda.models.rope import (
     DynamicScaling,
@@ -288,8 +288,18 @@ def moe_names(
         Rename(f"{at}.{router}.{{t}}", f"{to}.router.{{t}}"),
         Rename(f"{at}.{shared}_gate.{{t}}", f"{to}.shared_gate.{{t}}"),
         Rename(f"{at}.{shared}.{{p}}_proj.{{t}}", f"{to}.shared.{{p}}.{{t}}"),
+        *_paired_experts(spec, f"{at}.experts"),
         *listed_experts(spec, block, names),
     )
+
+
+def _paired_experts(spec: DecoderSpec, at: str) -> tuple[Rule, ...]:
+    """Experts of a layer in two tensors, in either direction, where they are not stored one by one (Qwen 3.5, Qwen3-VL)."""
+    up, down, to = f"{at}.gate_up_proj", f"{at}.down_proj", "layers.{i}.ff.experts"
+    hidden = [layer.feed_forward.hidden for layer in spec.layers if isinstance(layer.feed_forward, Moe) and layer.feed_forward.gated][:1]
+    turned = [(Transpose(up, until=(2 * size, spec.width)), Transpose(down, until=(spec.width, size))) for size in hidden]
+    parts = (Split(up, tuple(f"{to}.{part}.weight" for part in ("gate", "up")), dim=1), Rename(down, f"{to}.down.weight"))
+    return (*turned[0], *parts) if turned else ()
 
 
 def correction(theirs: str) -> Rename:

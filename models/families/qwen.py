@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagoda.models.checkpoint import Rename, Rule, Split, Transpose
+from pagoda.models.checkpoint import Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
 from pagoda.models.families.common import change_layers, mlp_of, moe_names, plain_names, rms, sparse, windows, with_attention, woven
@@ -68,19 +68,6 @@ def qwen3_vl_moe(config: Config) -> DecoderSpec:
     return woven(qwen3_moe(config.having({"norm_topk_prob": renormalised})), SECTIONS)
 
 
-def stacked_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    """With the experts of a layer in two tensors, in either direction, where they are not stored one by one."""
-    moe = next(layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, Moe))
-    up, down = "layers.{i}.mlp.experts.gate_up_proj", "layers.{i}.mlp.experts.down_proj"
-    return (
-        *moe_rules(spec),
-        Transpose(up, until=(2 * moe.hidden, spec.width)),
-        Split(up, tuple(f"layers.{{i}}.ff.experts.{part}.weight" for part in ("gate", "up")), dim=1),
-        Transpose(down, until=(spec.width, moe.hidden)),
-        Rename(down, "layers.{i}.ff.experts.down.weight"),
-    )
-
-
 SECTIONS = (24, 20, 20)
 QWEN2_TEXTS = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")
 QWEN2 = Family("qwen2", ("Qwen2ForCausalLM",), QWEN2_TEXTS, qwen2, plain_names)
@@ -88,4 +75,4 @@ QWEN3 = Family("qwen3", ("Qwen3ForCausalLM",), ("qwen3",), qwen3, plain_names)
 QWEN3_VL = Family("qwen3_vl", (), ("qwen3_vl_text",), lambda config: woven(qwen3(config), SECTIONS), plain_names)
 QWEN2_MOE = Family("qwen2_moe", ("Qwen2MoeForCausalLM",), ("qwen2_moe",), qwen2_moe, moe_rules)
 QWEN3_MOE = Family("qwen3_moe", ("Qwen3MoeForCausalLM",), ("qwen3_moe",), qwen3_moe, moe_rules)
-QWEN3_VL_MOE = Family("qwen3_vl_moe", (), ("qwen3_vl_moe_text", "qwen3_omni_moe_text"), qwen3_vl_moe, stacked_rules)
+QWEN3_VL_MOE = Family("qwen3_vl_moe", (), ("qwen3_vl_moe_text", "qwen3_omni_moe_text"), qwen3_vl_moe, moe_rules)

@@ -87,9 +87,9 @@ def _delta(spec: DecoderSpec) -> bool:
 
 def gated_q(spec: DecoderSpec) -> tuple[Rule, ...]:
     """Each head's query and gate lie side by side."""
-    attention = next(layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention))
+    attending = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention)]
     q, gate = "layers.{i}.mixer.q.{t}", "layers.{i}.mixer.gate.{t}"
-    return (Reorder(q, (attention.heads, 2, attention.head_dim), (1, 0, 2)), Split(q, (q, gate)))
+    return tuple(rule for a in attending[:1] for rule in (Reorder(q, (a.heads, 2, a.head_dim), (1, 0, 2)), Split(q, (q, gate))))
 
 
 def _sparse_names(spec: DecoderSpec) -> tuple[Rule, ...]:

@@ -19,9 +19,12 @@ T = TypeVar("T", bound=Recurrent)
 
 
 def first_of(spec: DecoderSpec, kind: type[T]) -> T:
-    """The first recurrent mixer of this kind; a family's layers agree in geometry."""
+    """The first recurrent mixer of this kind; a family's layers agree in geometry. Raises `ModelError` where there is none."""
     mixers = (layer.mixer.recurrent if isinstance(layer.mixer, Both | Shared) else layer.mixer for layer in spec.layers)
-    return next(mixer for mixer in mixers if isinstance(mixer, kind))
+    found = [mixer for mixer in mixers if isinstance(mixer, kind)]
+    if not found:
+        raise ModelError("config.json names no recurrent layer, of which this family's models have some; correct its kinds of layers")
+    return found[0]
 
 
 def layer_kinds(config: Config, count: int, names: Sequence[str], *keys: str, default: Sequence[str] | None = None) -> tuple[str, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pagoda.hal.errors import CheckpointError
+from pagoda.hal.errors import CheckpointError, PagodaError
 from pagoda.models.checkpoint import apply, inverse
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import describe, load_model, open_checkpoint
@@ -384,3 +385,44 @@ def test_tensors_that_no_model_reads_are_passed_over_and_others_named(case: str,
     save_file({**load_file(path), "model.layers.0.mtpx.weight": torch.ones(3)}, path, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"1 unexpected: model\.layers\.0\.mtpx\.weight"):
         describe(open_checkpoint(tmp_path), dtype="float32")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("case", ["qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "glm4_moe", "deepseek_v3", "olmoe"])
+def test_experts_in_two_tensors_are_those_one_by_one(case: str, turned: bool, tmp_path: Path) -> None:
+    """As transformers holds them, and the other way round, as Qwen3-VL's files do."""
+    name, values = CASES[case]
+    make(tmp_path, name, **values)
+    path = tmp_path / "model.safetensors"
+    tensors, listed = load_file(path), describe(open_checkpoint(tmp_path), dtype="float32").stored
+    want = {key: stored.read() for key, stored in listed.items()}
+    stems = sorted({key.partition(".experts.")[0] for key in tensors if ".experts.0." in key})
+    assert stems
+    for stem in stems:
+        count = 1 + max(int(key.split(".experts.")[1].split(".")[0]) for key in tensors if key.startswith(f"{stem}.experts."))
+        parts = {
+            part: torch.stack([tensors.pop(f"{stem}.experts.{expert}.{part}_proj.weight") for expert in range(count)])
+            for part in ("gate", "up", "down")
+        }
+        both = {"gate_up_proj": torch.cat([parts["gate"], parts["up"]], dim=1), "down_proj": parts["down"]}
+        tensors |= {f"{stem}.experts.{part}": (t.mT if turned else t).contiguous() for part, t in both.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    got = {key: stored.read() for key, stored in describe(open_checkpoint(tmp_path), dtype="float32").stored.items()}
+    assert got.keys() == want.keys() and all(torch.equal(got[key], want[key]) for key in want)
+
+
+@pytest.mark.parametrize(
+    "case", ["qwen3_next", "qwen3_5", "bamba", "jamba", "mamba2", "lfm2", "kimi_linear", "nemotron_h", "falcon_h1", "zamba2"]
+)
+def test_layers_all_of_one_kind_are_read_or_refused_with_a_reason(case: str, tmp_path: Path) -> None:
+    """Whatever a configuration says of them: never an error that says nothing, which an engine's start cannot tell either."""
+    name, values = CASES[case]
+    make(tmp_path, name, **values)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    lists = [key for key in ("layer_types", "layers_block_type", "attn_layer_indices", "full_attn_idxs") if key in config]
+    for key in lists:
+        for kind in dict.fromkeys(config[key]):
+            path.write_text(json.dumps({**config, key: [kind] * len(config[key])}))
+            with contextlib.suppress(PagodaError):
+                assert describe(open_checkpoint(tmp_path), dtype="float32").stored
