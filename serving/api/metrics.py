@@ -58,6 +58,7 @@ _GAUGES: _Reads = (
 )
 _COUNTERS: _Reads = (
     ("prompt_tokens", "Prompt tokens processed.", lambda s: s.prompt_tokens),
+    ("prompt_tokens_cached", "Prompt tokens that were not computed, being found.", lambda s: s.prefix_hits + s.external_hits),
     ("generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
     ("num_preemptions", "Preemptions.", lambda s: s.preemptions),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda s: s.prefix_queries),

@@ -1,4 +1,4 @@
-"""What a request's timer tells: tokens that come together share the time that they took."""
+"""What a request's timer tells: tokens that come together share the time that they took; and what is made of the engine's counters."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def test_tokens_that_come_together_share_the_time(monkeypatch: pytest.MonkeyPatc
     assert re.search(r"^vllm:inter_token_latency_seconds_count{.*} 5\.0", text, re.MULTILINE)
     assert re.search(r"^vllm:inter_token_latency_seconds_sum{.*} 3\.0", text, re.MULTILINE)
     assert re.search(r'^vllm:inter_token_latency_seconds_bucket{.*le="0\.5".*} 4\.0', text, re.MULTILINE)
+
+
+def test_prompt_tokens_that_were_found_anywhere_are_told_together() -> None:
+    text = metrics.Metrics("m").render(EngineStats(prefix_hits=3, external_hits=4)).decode()
+    assert 'vllm:prompt_tokens_cached_total{engine="0",model_name="m"} 7.0' in text
