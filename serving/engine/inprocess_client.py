@@ -42,7 +42,7 @@ class InProcessClient:
     async def start(cls, starter: EngineStarter) -> InProcessClient:
         """Load the engine in a thread, so that the loop goes on. Raises what loading raises."""
         client = cls(asyncio.get_running_loop())
-        engine = await asyncio.to_thread(starter, _LoopSink(client._loop, client._streams))
+        engine = await asyncio.to_thread(_started, starter, _LoopSink(client._loop, client._streams))
         client._engine, client.facts = engine, engine.core.facts
         client._thread = threading.Thread(target=client._run, name="engine", daemon=True)
         client._thread.start()
@@ -87,6 +87,14 @@ class InProcessClient:
                 self._engine.core.run()
         finally:
             self._engine.executor.stop()
+
+
+def _started(starter: EngineStarter, sink: Sink) -> Engine:
+    """A future takes no StopIteration: who waits for one that ends by it waits for ever."""
+    try:
+        return starter(sink)
+    except StopIteration as error:
+        raise RuntimeError("an iterator that gave nothing ended the engine's start") from error
 
 
 class _LoopSink:

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count, pairwise
 from queue import SimpleQueue
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from pagoda.hal.errors import CapacityError, EngineDeadError, PagodaError, RequestError
@@ -383,3 +383,11 @@ def test_what_comes_after_the_end_is_refused_at_once() -> None:
     engine.executor.stop()
     with pytest.raises(EngineDeadError, match="not running"):
         engine.executor.collective("memory")
+
+
+async def test_a_start_that_ends_by_an_empty_iterator_is_told() -> None:
+    def empty(sink: object) -> NoReturn:
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="ended the engine's start"):
+        await asyncio.wait_for(InProcessClient.start(empty), 60)
