@@ -86,7 +86,9 @@ def on_engine(
         return asyncio.run(whole())
     except (KernelError, ModelError) as error:
         if settings.get("batch_invariant"):
-            raise UnclaimedError(f"no batch-invariant kernels for this model: {error}") from error
+            first, *others = str(error).split("; --batch-invariant: ")
+            more = f"; {len(others)} uses more likewise" if others else ""
+            raise UnclaimedError(f"no batch-invariant kernels for this model: {first}{more}") from error
         raise
 
 
