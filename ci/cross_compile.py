@@ -2,7 +2,7 @@
 
 Without --all, one use of each kernel a target, for CI; with it, every use that `cross_shapes.py` knows models to make, in every dtype. With
 --write, docs/cross-compile.md and .json say what was found; `--table` makes the page of the JSON again. A kernel must compile, fit into
-shared memory, and use matrix instructions where it multiplies numbers of 8 or 16 bits.
+shared memory, use matrix instructions where it multiplies numbers of 8 or 16 bits, and look for operands where they are (sm90).
 """
 
 from __future__ import annotations
@@ -200,6 +200,9 @@ def _look(program: Program, one: Record, label: str, info: DeviceInfo, outcome: 
     outcome.matrix = list({*outcome.matrix, *one.matrix})
     if one.narrow and not one.matrix:
         outcome.problems.setdefault(f"{program.name} multiplies without matrix instructions", label)
+    if one.strays:
+        why = f"{program.name}: ptxas has products look for operands where they are not, at {' '.join(one.strays[:3])}"
+        outcome.problems.setdefault(why, label)
     limit = info.limits.shared_memory_bytes
     if one.shared > limit:
         outcome.problems.setdefault(f"{program.name} needs {one.shared} bytes of shared memory of {limit}", label)

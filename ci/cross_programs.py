@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
+from cross_descriptors import strays
 from pagoda.hal.info import DeviceInfo
 from pagoda.ops.triton.absent import Compiled, standing_in
 from triton import knobs
@@ -60,7 +61,7 @@ class Record:
     Attributes:
         shared: bytes of shared memory. matrix: its matrix instructions. dots, narrow: it multiplies; numbers of 8 or 16 bits.
         stack: bytes of memory that a thread has for what its registers do not hold. spilled: those that registers were put into.
-        seconds: of the compiler. error: why there is none.
+        strays: addresses of its products that look in the wrong place. seconds: of the compiler. error: why there is none.
     """
 
     shared: int = 0
@@ -69,6 +70,7 @@ class Record:
     narrow: bool = False
     stack: int = 0
     spilled: int = 0
+    strays: list[str] = field(default_factory=list)
     seconds: float = 0.0
     error: str = ""
 
@@ -137,7 +139,9 @@ def _looked_at(one: Compiled, said: str) -> Record:
     ttir = one.files["ttir"].read_text()
     text = one.files["ptx" if "ptx" in one.files else "amdgcn"].read_text()
     counted = _of_ptxas(said) if "cubin" in one.files else _of_amd(text)
-    return Record(one.shared, sorted(set(MATRIX.findall(text))), "tt.dot" in ttir, bool(NARROW_DOT.search(ttir)), *counted)
+    matrix = sorted(set(MATRIX.findall(text)))
+    wrong = strays(one.files["cubin"]) if "wgmma.mma_async" in matrix else []
+    return Record(one.shared, matrix, "tt.dot" in ttir, bool(NARROW_DOT.search(ttir)), *counted, wrong)
 
 
 def _of_ptxas(said: str) -> tuple[int, int]:

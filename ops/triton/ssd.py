@@ -1,7 +1,8 @@
 """`ssd_scan` in Triton: a few tokens one after the other on the state in registers; more in chunks, whose products meet the matrix units.
 
-Within a chunk the outputs are a product of its tokens' weights with its inputs (arXiv:2405.21060). In float32 a program has a request's
-state of one head, or some of its rows, in registers from its first token to its last; in 16 bits see `ssd_segments.py`.
+Within a chunk the outputs are a product of its tokens' weights with its inputs (arXiv:2405.21060). In float32, or with
+states of more than 128 numbers a value, a program has a request's state of one head, or some of its rows, in registers from its first token
+to its last; otherwise see `ssd_segments.py`.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class SsdScan(PlainKernel):
         )  # fmt: skip
         common = {"SKIP": d is not None, **early(x.device)}
         self._one_by_one(Inputs(tensors, steps), rows, tokens, batch, common)
-        if batch.max_query > self.few and x.element_size() == 2:
+        if batch.max_query > self.few and x.element_size() == 2 and self.facts.state <= 128:
             in_segments(self.facts, x, dt, a, b, c, d, state, out, batch, self.few, self.way)
         elif batch.max_query > self.few:
             self._in_chunks(Inputs(tensors, steps), batch, x.element_size(), common)

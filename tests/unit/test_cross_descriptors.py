@@ -1,0 +1,61 @@
+"""Products whose descriptors stray are found in what a disassembler writes, and others are not."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+_SPEC = importlib.util.spec_from_file_location("cross_descriptors", Path(__file__).parents[2] / "ci" / "cross_descriptors.py")
+assert _SPEC is not None and _SPEC.loader is not None
+_MODULE = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(_MODULE)
+strays_of = _MODULE.strays_of
+
+PLACE = ("S2R R4, SR_TID.X", "UMOV UR4, 0x400", "SHF.R.U32.HI R4, RZ, 0x5, R4", "IADD3 R5, P0, R4, 0x40, RZ", "MOV R6, 0x80000020")
+"""The place of a tile, from the thread's number."""
+INTO_UNIFORM = ("R2UR UR18, R5", "R2UR UR19, R6")
+PRODUCT = "HGMMA.64x32x16.F32.BF16 R24, R44, gdesc[UR16].tnspB, R24, gsb0"
+
+
+def written(*instructions: str) -> str:
+    return "\n".join(f"        /*{16 * i:04x}*/                   {one} ;" for i, one in enumerate(instructions))
+
+
+def test_a_descriptor_of_constants_and_the_thread_is_right() -> None:
+    assert strays_of(written(*PLACE, *INTO_UNIFORM, PRODUCT)) == []
+
+
+@pytest.mark.parametrize(
+    "source", ["LDG.E R5, desc[UR8][R2.64+0x4]", "LDS R5, [R2]", "LDC R5, c[0x0][0x2b8]", "ULDC.64 UR18, c[0x0][0x2b8]"]
+)
+def test_one_that_follows_from_data_or_an_argument_strays(source: str) -> None:
+    before = (*PLACE, source, *INTO_UNIFORM) if source.split()[1].startswith("R") else (*PLACE, *INTO_UNIFORM, source)
+    text = written(*before, "FADD R44, R44, R45", PRODUCT)
+    assert strays_of(text) == [f"{16 * (len(before) + 1):04x}"]
+
+
+def test_a_copy_into_shared_memory_writes_no_register() -> None:
+    assert strays_of(written(*PLACE, "LDGSTS.E.BYPASS.128 [R2+0x1c000], desc[UR46][R38.64], P2", *INTO_UNIFORM, PRODUCT)) == []
+
+
+def test_it_is_followed_through_sums_and_a_threads_own_memory() -> None:
+    text = written(
+        *PLACE, "LDC R8, c[0x0][0x2b8]", "IADD3 R5, P1, R8, R4, RZ", "STL.64 [R1+0xc0], R4", "LDL.64 R4, [R1+0xc0]", *INTO_UNIFORM, PRODUCT
+    )
+    assert strays_of(text) == [f"{16 * 11:04x}"]
+    # What is written over is forgotten, but not where that may not happen.
+    assert strays_of(written(*PLACE, "LDG.E R5, desc[UR8][R2.64]", "MOV R5, 0x40", *INTO_UNIFORM, PRODUCT)) == []
+    assert strays_of(written(*PLACE, "LDG.E R5, desc[UR8][R2.64]", "@P0 MOV R5, 0x40", *INTO_UNIFORM, PRODUCT)) != []
+
+
+def test_an_operand_in_registers_leaves_its_descriptor_open() -> None:
+    """Two uniform registers in front of the other operand's are then anything; with both in shared memory they count."""
+    stray = (*PLACE, *INTO_UNIFORM, "ULDC.64 UR16, c[0x0][0x2b8]")
+    assert strays_of(written(*stray, PRODUCT)) == []
+    assert strays_of(written(*stray, PRODUCT.replace("R44, gdesc", "gdesc"))) == [f"{16 * 8:04x}"]
+
+
+def test_what_comes_around_a_loop_counts() -> None:
+    assert strays_of(written(PRODUCT, *PLACE, "LDG.E R5, desc[UR8][R2.64]", *INTO_UNIFORM)) == ["0000"]
