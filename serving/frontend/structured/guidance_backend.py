@@ -18,9 +18,9 @@ from pagoda.serving.frontend.structured.xgrammar_backend import AHEAD, MAX_BLANK
 _UNKNOWN = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 
 
-LIMITS = {"max_items_in_row": 20_000, "step_max_items": 200_000}
-"""What the library's parser may hold at one place, and make in a step of up to 10 ms. By its own limit, a tenth of the first, it gives up
-within objects of more than 500 optional properties, each of which is four such items."""
+LIMITS = {"max_items_in_row": 6_000, "step_max_items": 200_000}
+"""What the library's parser may hold at one place, and make in a step of up to 10 ms. By its own limit, a third of the first, it gives up
+within objects of more than 500 optional properties, each of which is four such items; 3,000 of them take half a second a mask."""
 
 
 class _Words:
