@@ -7,7 +7,10 @@ from functools import cache
 from typing import Any
 
 import torch
+from pagoda.ops.triton.assembler import use_newest
 from triton.runtime.driver import driver
+
+use_newest()  # before any kernel is compiled: all of them are launched with what is here
 
 BESIDE = 1024
 """Bytes of shared memory that a product with scales needs beside its stages."""
