@@ -90,6 +90,7 @@ for first, then in ((backend.open, lambda: backend.open_spread(0, 4)), (lambda: 
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("order", [0, 1])
 def test_a_process_is_of_one_chip_or_of_all(order: int) -> None:
     """What a process has opened decides what its devices are; the other way round would end in a segmentation fault."""
