@@ -37,8 +37,8 @@ test: $(VENV)/.installed-dev  ## the test suite, with the 20 slowest tests
 test-heavy: $(VENV)/.installed-triton  ## the tests over five seconds
 	$(BIN)/python -m pytest -q --durations=20 -m heavy tests
 
-test-guides: $(VENV)/.installed-dev  ## every command and program that the guides tell to run
-	$(BIN)/python -m pytest -q --durations=20 tests/e2e/test_guides.py tests/plugin/test_vendor_guide.py tests/unit/test_vendor_pages.py tests/unit/test_contributing.py
+test-guides: $(VENV)/.installed-dev  ## the commands and programs of the guides that take over five seconds
+	$(BIN)/python -m pytest -q --durations=20 -m heavy tests/e2e/test_guides.py tests/plugin/test_vendor_guide.py tests/unit/test_vendor_pages.py tests/unit/test_contributing.py
 
 test-kernels: $(VENV)/.installed-triton  ## the Triton kernels compiled for nine GPUs that are not here, one use each; float8 of bytes; FlashInfer's calls
 	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/cross_compile.py
