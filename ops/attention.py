@@ -158,9 +158,10 @@ def to_pages(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return (x.clamp(-largest, largest) if dtype.itemsize == 1 else x).to(dtype)
     wide = x.float()
     top = wide.abs().amax(-1, keepdim=True)
-    # A number divided by a tensor would be its reciprocal times the number, rounded twice.
-    codes = (wide * torch.where(top > 0, torch.full_like(top, 127) / top, 0)).round().clamp(-127, 127).to(torch.int8)
-    return torch.cat([codes, (top / 127).contiguous().view(torch.int8)], -1)
+    # Tensors alone: between a tensor and a number devices multiply by an inverse, which is rounded twice.
+    most = torch.full_like(top, 127)
+    codes = (wide * torch.where(top > 0, most / top, 0)).round().clamp(-127, 127).to(torch.int8)
+    return torch.cat([codes, (top / most).contiguous().view(torch.int8)], -1)
 
 
 def from_pages(stored: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
