@@ -10,20 +10,14 @@ from pagoda.serving.conformance.check import Check, Target
 from pagoda.serving.conformance.report import Outcome, Result
 from pagoda.serving.conformance.workers import LATE, Job, shared
 
-SHARE = 0.6
-"""Of a limited time, what processes may take that share checks: what needs the device for itself comes after them."""
-
 
 def results_of(checks: Sequence[Check], target: Target, jobs: int = 1, limit_s: float | None = None) -> Iterator[Result]:
     """As they come: `checks`, which are sorted by level, one after the other; where `jobs` is more than one, what can be split is shared by
-    so many processes, after level 0, which wants the device for itself. What does not end within `limit_s` seconds is not shown."""
-    began = time.monotonic()
+    so many processes, after all that wants the device, or several, for itself. What does not end within `limit_s` seconds is not shown."""
+    until = None if limit_s is None else time.monotonic() + limit_s
     apart = [check for check in checks if jobs > 1 and check.split is not None and check.split.parts]
-    first = [check for check in checks if check.level == 0 and check not in apart]
-    yield from _here(first, target, None if limit_s is None else began + limit_s)
-    yield from _apart(apart, target.backend.name, jobs, None if limit_s is None else began + SHARE * limit_s)
-    rest = [check for check in checks if check not in apart and check not in first]
-    yield from _here(rest, target, None if limit_s is None else began + limit_s)
+    yield from _here([check for check in checks if check not in apart], target, until)
+    yield from _apart(apart, target.backend.name, jobs, until)
 
 
 def _here(checks: Sequence[Check], target: Target, until: float | None) -> Iterator[Result]:
