@@ -12,12 +12,14 @@ import json
 import os
 import platform
 import random
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +59,10 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", default="device-check")
-    parser.add_argument("--parity", help="folder of checkpoints with reference.safetensors")
+    parser.add_argument("--parity", help="folder of checkpoints with reference.safetensors, or one of them")
     parser.add_argument("--dtypes", default="float32,bfloat16", help="of parity")
     parser.add_argument("--levels", default="0,1,2,3,4,5", help="of conformance")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that share checks of conformance")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that share conformance, or parity")
     parser.add_argument("--limit", type=float, default=570, help="seconds of conformance; what has not ended then is listed as not shown")
     parser.add_argument("--steps", default="kernels,parity,shape")
     parser.add_argument("--only", default="", help="of kernels and replays: those whose OP=NAME has this word")
@@ -121,19 +123,50 @@ def replays(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def parity(options: argparse.Namespace) -> dict[str, Any]:
+    """Of each checkpoint below a folder, or of one; more than one are shared by processes, one each, so that a fault spoils no other."""
+    where = Path(options.parity)
+    paths = [where] if (where / "config.json").exists() else sorted(one for one in where.iterdir() if one.is_dir())
+    asked = [(path, dtype) for dtype in options.dtypes.split(",") for path in paths]
+    compare = _compared_apart if options.jobs > 1 and len(asked) > 1 else _compared
+    rows = list[dict[str, Any]]()
+    with ThreadPoolExecutor(options.jobs if compare is _compared_apart else 1) as pool:
+        for row in pool.map(lambda one: compare(*one, options.device), asked):
+            rows.append(row)
+            print(row["dtype"], row["line"], flush=True)
+    return {"ok": bool(rows) and all(row["passed"] for row in rows), "checkpoints": rows}
+
+
+def _compared(path: Path, dtype: str, device: str) -> dict[str, Any]:
     from pagoda.hal.discovery import choose
     from pagoda.serving.cli.parity_run import check
 
-    backend = choose(options.device).backend
-    rows: list[dict[str, Any]] = []
-    for dtype in options.dtypes.split(","):
-        for path in sorted(one for one in Path(options.parity).iterdir() if one.is_dir()):
-            report = check(path, backend, dtype=dtype)
-            print(dtype, report, flush=True)
-            rows.append(
-                {"checkpoint": path.name, "dtype": dtype, "passed": report.passed, "line": str(report).replace(str(path), path.name)}
-            )
-    return {"ok": bool(rows) and all(row["passed"] for row in rows), "checkpoints": rows}
+    report = check(path, choose(device).backend, dtype=dtype)
+    return {"checkpoint": path.name, "dtype": dtype, "passed": report.passed, "line": str(report).replace(str(path), path.name)}
+
+
+def _compared_apart(path: Path, dtype: str, device: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as out:
+        command = [
+            sys.executable,
+            __file__,
+            "--device",
+            device,
+            "--steps",
+            "parity",
+            "--parity",
+            str(path),
+            "--dtypes",
+            dtype,
+            "--out",
+            out,
+        ]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        found = Path(out, "device-check.json")
+        rows = json.loads(found.read_text())["steps"]["parity"].get("checkpoints") if found.exists() else None
+    if rows:
+        return dict(rows[0])
+    last = (ended.stdout.strip().splitlines() or [""])[-1]
+    return {"checkpoint": path.name, "dtype": dtype, "passed": False, "line": f"FAIL {path.name}: it ended with {ended.returncode}: {last}"}
 
 
 def shape(options: argparse.Namespace) -> dict[str, Any]:
