@@ -55,12 +55,17 @@ class Memory:
 
     servers: dict[str, ServerProcess]
     points: dict[str, list[float]] = field(default_factory=dict)
+    parts: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    """Of each process, the server's own first."""
 
     async def watch(self, every: float) -> None:
         while True:
             await asyncio.sleep(every)
             for kind, server in self.servers.items():
-                self.points.setdefault(kind, []).append(round(pss(server.process.pid) / MIB, 1))
+                found = pss(server.process.pid)
+                self.points.setdefault(kind, []).append(round(sum(found.values()) / MIB, 1))
+                for pid, of_process in found.items():
+                    self.parts.setdefault(kind, {}).setdefault(pid, []).append(round(of_process / MIB, 1))
 
     def report(self, minutes: float) -> dict[str, dict[str, Any]]:
         """By server: the slope after the first two fifths, and what it comes to over the rest of the run as a share."""
@@ -70,18 +75,19 @@ class Memory:
             slope, start = statistics.linear_regression(range(len(rest)), rest) if len(rest) > 1 else (0.0, 1.0)
             hourly = round(slope * len(points) / minutes * 60, 2)
             found[kind] = {"mib_per_hour": hourly, "growth": round(slope * (len(rest) - 1) / start, 4), "mib": points}
+            found[kind]["processes"] = list(self.parts[kind].values())
         return found
 
 
-def pss(pid: int) -> int:
-    """Of a process and its children, in bytes."""
-    root, total = psutil.Process(pid), 0
+def pss(pid: int) -> dict[int, int]:
+    """Of a process and its children, in bytes by process."""
+    root, found = psutil.Process(pid), dict[int, int]()
     for process in [root, *root.children(recursive=True)]:
         try:
-            total += process.memory_full_info().pss
+            found[process.pid] = process.memory_full_info().pss
         except psutil.NoSuchProcess:
             continue
-    return total
+    return found
 
 
 @dataclass
