@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pagoda.serving.api.metrics import LABELS, Metrics
+from pagoda.serving.api.engine_metrics import LABELS
+from pagoda.serving.api.metrics import Metrics
 from pagoda.serving.engine.messages import EngineFacts
 from prometheus_client.core import Metric
 
@@ -24,7 +25,7 @@ def dashboard() -> dict[str, Any]:
     """As Grafana imports it; it asks for the Prometheus source, and chooses among models."""
     metrics = Metrics("any")
     metrics.describe_cache(EngineFacts(1, 1, 1, 1, "any"))
-    families = [one for one in metrics.families() if set(LABELS[:1]) <= _labels(one) or one.type != "gauge"]
+    families = [one for one in metrics.families() if not one.name.endswith("_info")]
     panels: list[dict[str, Any]] = []
     top = 0
     for kind, title in KINDS:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import msgspec
 from pagoda.serving.api.anthropic.protocol import MessagesRequest
+from pagoda.serving.api.metrics import Metrics
 from pagoda.serving.api.openai.protocol import ChatRequest, CompletionRequest
 from pagoda.serving.api.openai.responses_protocol import ResponseRequest
 from pagoda.serving.api.openai.unsupported import REFUSED, WITHOUT_EFFECT
 from pagoda.serving.cli.compat import FLAGS, Foreign
 from pagoda.serving.cli.serve_run import options
+from pagoda.serving.engine.messages import EngineFacts
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -65,6 +67,39 @@ CHAT_ONLY = _words(
     """
 )
 
+METRICS = _words(
+    """
+    num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc prefix_cache_queries prefix_cache_hits
+    external_prefix_cache_queries external_prefix_cache_hits mm_cache_queries mm_cache_hits num_preemptions prompt_tokens
+    prompt_tokens_cached prompt_tokens_by_source generation_tokens iteration_tokens_total request_success time_to_first_token_seconds
+    inter_token_latency_seconds request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds
+    request_prefill_time_seconds request_decode_time_seconds request_inference_time_seconds request_prompt_tokens
+    request_generation_tokens request_max_num_generation_tokens request_params_n request_params_max_tokens request_num_preemptions
+    cache_config_info lora_requests_info spec_decode_num_drafts spec_decode_num_draft_tokens spec_decode_num_accepted_tokens
+    spec_decode_num_accepted_tokens_per_pos kv_block_lifetime_seconds kv_block_idle_before_evict_seconds kv_block_reuse_gap_seconds
+    admission_rejections corrupted_requests engine_sleep_state sleep_mode_operation_duration_seconds
+    rl_weight_update_operation_duration_seconds tool_call_parser_invocations estimated_flops_per_gpu estimated_read_bytes_per_gpu
+    estimated_write_bytes_per_gpu
+    """
+)
+"""Core metrics of the peer, without their prefix and the `_total` of counters."""
+_PAGES = "same, of every page rather than of a sample"
+_ESTIMATE = "not told: an estimate from the shape of a model, which holds for no format or kernel in particular; steps are measured"
+METRIC_NOTES = {
+    "mm_cache_queries": "media items of requests",
+    "mm_cache_hits": "media items whose embeddings were there when their request came",
+    "kv_block_lifetime_seconds": _PAGES,
+    "kv_block_idle_before_evict_seconds": _PAGES,
+    "kv_block_reuse_gap_seconds": f"{_PAGES}, told at once rather than when the page is given to others",
+    "engine_sleep_state": "`awake`, `discard_all` as there; level 1 is `kv_cache_discarded`, since weights stay where they are",
+    "tool_call_parser_invocations": "each choice once, in streams too, where `vllm serve` counts each delta",
+    "rl_weight_update_operation_duration_seconds": "not told: weights of a running server are not replaced in this release",
+    "estimated_flops_per_gpu": _ESTIMATE,
+    "estimated_read_bytes_per_gpu": _ESTIMATE,
+    "estimated_write_bytes_per_gpu": _ESTIMATE,
+}
+"""Those that are not told, or that mean something else."""
+
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "migrate.md"
 HEAD = """# From `vllm serve` to `pagoda serve`
 
@@ -117,12 +152,25 @@ def _field(name: str, request: type[msgspec.Struct]) -> str:
     return "accepted, without effect" if name in WITHOUT_EFFECT else "same"
 
 
+def metric_rows() -> list[tuple[str, str]]:
+    """(name, what it means here), of all `METRICS`. Raises `AssertionError` for one that is neither told nor explained."""
+    metrics = Metrics("any")
+    metrics.describe_cache(EngineFacts(1, 1, 1, 1, "any"))
+    told = {family.name.removeprefix("vllm:") for family in metrics.families()}
+    rows = [(name, METRIC_NOTES.get(name, "same")) for name in METRICS]
+    if wrong := [name for name, fate in rows if (name in told) == fate.startswith("not told")]:
+        raise AssertionError(f"metrics whose line in the table is not what /metrics has: {wrong}")
+    return rows
+
+
 def page() -> str:
     flags = "\n".join(f"| {_code(names)} | {fate} |" for names, fate in flag_rows())
+    metrics = "\n".join(f"| `vllm:{name}` | {fate} |" for name, fate in metric_rows())
     fields = "\n".join(f"| `{name}` | {' | '.join(fates)} |" for name, *fates in field_rows())
     return (
         f"{HEAD}\n## Flags\n\n| flag | here |\n| --- | --- |\n{flags}\n"
         f"\n## Request fields\n\n| field | chat | completions | responses | messages |\n| --- | --- | --- | --- | --- |\n{fields}\n"
+        f"\n## Metrics\n\nCounters end in `_total` on the wire.\n\n| metric | here |\n| --- | --- |\n{metrics}\n"
     )
 
 

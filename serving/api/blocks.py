@@ -84,6 +84,7 @@ class BlockReader:
     def __init__(self, answers: AnswerFormat, context: Context, *, reasoning: bool = True, parallel: bool = True) -> None:
         """`reasoning`: show it. `parallel`: show more tool calls than the first."""
         self._answers, self._parser = answers, answers.parser(context)
+        self.seeks_calls = bool(answers.tools and context.tools)
         self._reasoning, self._parallel = reasoning, parallel
         self._thinking = False
         self.blocks: list[Block] = []
@@ -150,9 +151,15 @@ class Answering:
     """One request of one sequence on its way: its blocks, its tokens, and its end once there is one."""
 
     def __init__(
-        self, service: Service, request: EngineRequest, reader: BlockReader, logprobs: Callable[[Sequence[TokenLogprobs]], list[Any]] = list
+        self,
+        service: Service,
+        request: EngineRequest,
+        reader: BlockReader,
+        logprobs: Callable[[Sequence[TokenLogprobs]], list[Any]] = list,
+        name: str = "other",
     ) -> None:
-        """`logprobs`: puts those of a text into the protocol's form."""
+        """`logprobs`: puts those of a text into the protocol's form. `name`: of the protocol, for the metrics."""
+        self._name = name
         self._service, self._request, self._reader, self._logprobs = service, request, reader, logprobs
         self._unsaid: list[TokenLogprobs] = []
         self.count = Count(len(request.prompt))
@@ -171,7 +178,7 @@ class Answering:
         apart = self._request.params.logprobs is not None  # to know which text is which token's
         async with aclosing(self._service.generate(self._request, patient=patient, outlet=outlet, apart=apart)) as steps:
             async for step in steps:
-                yield self._read(step)
+                yield self._read(step, streaming=not patient)
         if self.ending is None:
             raise PagodaError("the engine ended this request without saying why")
 
@@ -187,7 +194,7 @@ class Answering:
         assert self.ending is not None
         return self.ending
 
-    def _read(self, step: Step) -> list[Change]:
+    def _read(self, step: Step, streaming: bool) -> list[Change]:
         self.count.cached += step.cached_tokens
         changes: list[Change] = []
         for delta in step.deltas:
@@ -199,6 +206,8 @@ class Answering:
             entries = [entry for entry in delta.logprobs or () if entry.token_id not in ends]
             changes += self._with_logprobs(new, entries) if entries else new
             if reason is not None:
+                if self._reader.seeks_calls:
+                    self._service.metrics.read_tools(self._name, streaming=streaming, called=self._reader.called)
                 stop = delta.stop_reason if isinstance(delta.stop_reason, str) else None
                 self.ending = Ending("tool_calls" if reason == "stop" and self._reader.called else reason, stop)
         return changes

@@ -5,26 +5,25 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from pagoda.serving.api.engine_metrics import LABELS, EngineCollector
 from pagoda.serving.api.shared_metrics import metrics_folder
 from pagoda.serving.engine.messages import EngineFacts, EngineRequest, EngineStats
 from pagoda.serving.frontend.text_deltas import TextDelta
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.registry import Collector
 
 LOT = 4096
 """Values of a histogram, and requests that have ended, that are told of at once."""
 
-LABELS = ("model_name", "engine")
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000)
-_Reads = tuple[tuple[str, str, Callable[[EngineStats], float]], ...]
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("Time from arrival to the first token.", _SECONDS),
     "inter_token_latency_seconds": ("Time between the tokens of a sequence.", _FAST),
@@ -36,6 +35,7 @@ _HISTOGRAMS = {
     "request_inference_time_seconds": ("Time from the first step to the last token.", _SECONDS),
     "request_prompt_tokens": ("Prompt tokens per request.", _TOKENS),
     "request_generation_tokens": ("Generated tokens per request.", _TOKENS),
+    "request_max_num_generation_tokens": ("Generated tokens of a request's longest sequence.", _TOKENS),
     "request_params_n": ("The field n of requests.", (1, 2, 5, 10, 20)),
     "request_params_max_tokens": ("The field max_tokens of requests.", _TOKENS),
 }
@@ -44,56 +44,12 @@ _OF_ENDS = (
     "e2e_request_latency_seconds",
     "request_prompt_tokens",
     "request_generation_tokens",
+    "request_max_num_generation_tokens",
     "request_params_n",
     "request_params_max_tokens",
     "request_time_per_output_token_seconds",
 )
 """Histograms that a request's end is told in; see `Metrics.ended`."""
-_GAUGES: _Reads = (
-    ("num_requests_running", "Requests that run.", lambda s: s.running),
-    ("num_requests_waiting", "Requests that wait to run.", lambda s: s.waiting),
-    ("kv_cache_usage_perc", "Share of the KV pages in use, from 0 to 1.", lambda s: s.pages_used / s.pages_total if s.pages_total else 0.0),
-    ("steps_captured", "Kinds of steps that are captured, where that is done ahead of need.", lambda s: s.steps_captured),
-    ("steps_to_capture", "Kinds of steps that will be captured in idle moments.", lambda s: s.steps_to_capture),
-)
-_COUNTERS: _Reads = (
-    ("prompt_tokens", "Prompt tokens processed.", lambda s: s.prompt_tokens),
-    ("prompt_tokens_cached", "Prompt tokens that were not computed, being found.", lambda s: s.prefix_hits + s.external_hits),
-    ("generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
-    ("num_preemptions", "Preemptions.", lambda s: s.preemptions),
-    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda s: s.prefix_queries),
-    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s: s.prefix_hits),
-    ("external_prefix_cache_queries", "Prompt tokens asked of a store beside the pool.", lambda s: s.external_queries),
-    ("external_prefix_cache_hits", "Prompt tokens brought back from it.", lambda s: s.external_hits),
-    ("spec_decode_num_drafts", "Times that tokens were drafted for a sequence.", lambda s: s.drafts),
-    ("spec_decode_num_draft_tokens", "Drafted tokens.", lambda s: s.draft_tokens),
-    ("spec_decode_num_accepted_tokens", "Drafted tokens that were right.", lambda s: s.accepted_tokens),
-    ("structured_jumped_tokens", "Tokens that a grammar forced and that took no step of their own.", lambda s: s.jumped_tokens),
-)
-
-
-class _EngineCollector(Collector):
-    """Turns the snapshot taken for this scrape into metrics."""
-
-    def __init__(self, values: tuple[str, str]) -> None:
-        self._values = values
-        self.stats = EngineStats()
-
-    def collect(self) -> Iterable[Metric]:
-        for name, text, read in _GAUGES:
-            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
-            gauge.add_metric(self._values, read(self.stats))
-            yield gauge
-        for name, text, read in _COUNTERS:
-            counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
-            counter.add_metric(self._values, read(self.stats))
-            yield counter
-        by_place = CounterMetricFamily(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by place.", labels=(*LABELS, "position")
-        )
-        for place, count in enumerate(self.stats.accepted_at):
-            by_place.add_metric((*self._values, str(place)), count)
-        yield by_place
 
 
 def _merged_registry() -> CollectorRegistry | None:
@@ -146,7 +102,7 @@ class Metrics:
     def __init__(self, model: str, engine: str = "0") -> None:
         self._registry = CollectorRegistry()
         self._values = (model, engine)
-        self._engine = _EngineCollector(self._values)
+        self._engine = EngineCollector(self._values)
         self._scraped = _merged_registry() or self._registry
         self._scraped.register(self._engine)  # type: ignore[no-untyped-call]
         self.histograms = {
@@ -161,6 +117,19 @@ class Metrics:
         )
         rejections = Counter("vllm:admission_rejections", "Requests refused because the queue was full.", LABELS, registry=self._registry)
         self._rejections = rejections.labels(*self._values)
+        self._read = Counter(
+            "vllm:tool_call_parser_invocations",
+            "Answers that were looked through for tool calls, each choice once.",
+            ("model_name", "mode", "outcome", "request_type"),
+            registry=self._registry,
+        )
+        self._slept = Histogram(
+            "vllm:sleep_mode_operation_duration_seconds",
+            "Time that the engine took to give its memory back, and to take it again.",
+            ("model_name", "operation"),
+            buckets=(0.01, 0.1, 1, 10, 30, 60, 120, 300, 600),
+            registry=self._registry,
+        )
 
     def describe_cache(self, facts: EngineFacts) -> None:
         """Publish the shape of the KV pool, once."""
@@ -175,6 +144,18 @@ class Metrics:
 
     def timer(self, request: EngineRequest) -> RequestTimer:
         return RequestTimer(self, len(request.prompt), request.params.n, request.params.max_tokens)
+
+    def read_tools(self, request_type: str, *, streaming: bool, called: bool) -> None:
+        """A choice has ended in which tool calls were looked for."""
+        mode, outcome = "streaming" if streaming else "non_streaming", "tool_call" if called else "no_tool_call"
+        self._read.labels(self._values[0], mode, outcome, request_type).inc()
+
+    @contextmanager
+    def sleeping(self, operation: str) -> Iterator[None]:
+        """Times one that succeeds, `sleep` or `wake`."""
+        began = time.monotonic()
+        yield
+        self._slept.labels(self._values[0], operation).observe(time.monotonic() - began)
 
     def rejected(self) -> None:
         self._rejections.inc()
@@ -221,6 +202,7 @@ class RequestTimer:
     first: float = 0.0
     last: float = 0.0
     reason: str = "abort"
+    of_each: Counts[int] = field(default_factory=Counts)
     start: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -232,6 +214,8 @@ class RequestTimer:
         new = 0
         for delta in deltas:
             new += len(delta.token_ids)
+            if self.n > 1:
+                self.of_each[delta.index] += len(delta.token_ids)
             self.reason = delta.finish_reason or self.reason
         if not new:
             return
@@ -269,4 +253,5 @@ class RequestTimer:
         spans = self.spans.values() or (None,) * 4
         pace = (self.last - self.first) / (self.tokens - 1) if self.tokens > self.n else None
         took = time.monotonic() - self.start
-        self.metrics.ended((*spans, took, self.prompt_tokens, self.tokens, self.n, self.max_tokens, pace), self.reason)
+        longest = max(self.of_each.values(), default=self.tokens)
+        self.metrics.ended((*spans, took, self.prompt_tokens, self.tokens, longest, self.n, self.max_tokens, pace), self.reason)

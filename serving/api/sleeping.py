@@ -23,7 +23,8 @@ class Sleeping:
         level = request.query_params.get("level", "1")
         if level not in ("1", "2"):
             raise RequestError(f"level={level!r} is unknown; 1 drops the KV cache, 2 the weights too", param="level")
-        await self._call("sleep", level=int(level))
+        with self._service.metrics.sleeping("sleep"):
+            await self._call("sleep", level=int(level))
         return Response(b"")
 
     async def wake_up(self, request: Request) -> Response:
@@ -31,7 +32,8 @@ class Sleeping:
         tags = request.query_params.getlist("tags")
         if unknown := [tag for tag in tags if tag not in TAGS]:
             raise RequestError(f"tags={unknown[0]!r} is unknown; there are: {', '.join(TAGS)}", param="tags")
-        await self._call("wake", kinds=[TAGS[tag] for tag in tags] or None)
+        with self._service.metrics.sleeping("wake"):
+            await self._call("wake", kinds=[TAGS[tag] for tag in tags] or None)
         return Response(b"")
 
     async def is_sleeping(self, request: Request) -> Response:

@@ -104,6 +104,7 @@ class Admitter:
                 admitted.sources.append(source)
                 admitted.targets.append(int(ledger.tables.tables[group][slot, len(start.pages[group])]))
         ledger.run(sequence)
+        ledger.count_computed(sequence.request)
         admitted.slots.append(slot)
         admitted.counts.append(count)
         admitted.admissions.append(make_admission(sequence))
@@ -183,6 +184,7 @@ class Admitter:
         for group, pages in enumerate(start.pages):
             if len(pages):
                 ledger.pool.share(pages[pages > 0])
+                ledger.pool.found(pages[pages > 0])
                 ledger.tables.adopt(slot, group, pages)
         return slot
 

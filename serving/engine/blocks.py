@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 
 import numpy as np
 from pagoda.hal.errors import CapacityError
+from pagoda.serving.engine.histograms import Histograms
 from pagoda.serving.engine.plan import IntArray
 
 
@@ -16,7 +18,8 @@ class BlockPool:
     *free*. A key belongs to one page and a page has at most one key.
     """
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, histograms: Histograms | None = None) -> None:
+        """`histograms`: told how long pages with a known prefix lasted, and how often they were wanted."""
         if num_pages < 2:
             raise CapacityError(
                 f"a pool needs at least 2 pages, got {num_pages}: give the KV cache more memory", asked=2, available=num_pages
@@ -27,6 +30,9 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
+        self._spreads = (histograms or Histograms()).of
+        self._born = np.zeros(num_pages)
+        self._wanted = np.zeros(num_pages)
 
     @property
     def available(self) -> int:
@@ -50,10 +56,12 @@ class BlockPool:
         split = max(len(self._free) - count, 0)
         taken = self._free[split:]
         del self._free[split:]
-        while len(taken) < count:
-            taken.append(self._evict())
-        pages = np.array(taken, np.int32)
+        now = time.monotonic()
+        if evicted := [self._evict() for _ in range(count - len(taken))]:
+            self._tell_evicted(np.array(evicted, np.int32), now)
+        pages = np.array(taken + evicted, np.int32)
         self._references[pages] = 1
+        self._born[pages] = self._wanted[pages] = now
         return pages
 
     def share(self, pages: IntArray) -> None:
@@ -61,6 +69,12 @@ class BlockPool:
         for page in pages[self._references[pages] == 0].tolist():
             del self._cached[page]
         self._references[pages] += 1
+
+    def found(self, pages: IntArray) -> None:
+        """Another request wants the prefix in these pages."""
+        now = time.monotonic()
+        self._spreads["page_gap"].extend(now - self._wanted[pages])
+        self._wanted[pages] = now
 
     def release(self, pages: IntArray) -> None:
         """One reference less to each; ids may repeat. Of pages released together the last is evicted first."""
@@ -94,6 +108,10 @@ class BlockPool:
         self._cached.clear()
         self._page_of.clear()
         self._key_of.clear()
+
+    def _tell_evicted(self, pages: IntArray, now: float) -> None:
+        self._spreads["page_lifetime"].extend(now - self._born[pages])
+        self._spreads["page_idle"].extend(now - self._wanted[pages])
 
     def _evict(self) -> int:
         page, _ = self._cached.popitem(last=False)

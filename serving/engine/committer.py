@@ -39,6 +39,7 @@ class Committer:
         self._ledger.let_go_copied(plan)
         slots.in_flight[plan.slots] -= 1
         slots.committed[plan.slots] += plan.lengths if plan.runs is None else plan.runs
+        self._measure(plan)
         self._take_prompt_logprobs(plan, result)
         others = self._fail_bad_rows(plan, result) + self._fail_unseen(result)
         sampled = self._take_tokens(plan, result)
@@ -53,6 +54,14 @@ class Committer:
         if self._ledger.draining:
             self._ledger.settle()
         return deltas
+
+    def _measure(self, plan: StepPlan) -> None:
+        """How many tokens each of its steps computed."""
+        spread = self._ledger.histograms.of["iteration_tokens"]
+        if plan.runs is None:
+            spread.add(int(plan.lengths.sum()))
+        else:
+            spread.extend((plan.runs[:, None] > np.arange(plan.runs.max())).sum(0))
 
     def _take_tokens(self, plan: StepPlan, result: StepResult) -> _Sampled:
         slots = self._ledger.slots
@@ -159,6 +168,7 @@ class Committer:
             slot = int(plan.slots[plan.sampled][row])
             if self._ledger.slots.open[slot]:
                 request = self._ledger.slots.sequence(slot).request
+                self._ledger.counters["corrupted"] += 1
                 failed.append(end_request(self._ledger, request, FinishReason.ERROR, "the model gave NaN for this request"))
         return failed
 

@@ -367,8 +367,8 @@ class EngineCore:
 
     def _stats(self) -> EngineStats:
         captured, left = self._captures.counts
-        stats = self._scheduler.stats()
-        return replace(stats, step_ms=self._step_ms, host_ms=self._host_ms, steps_captured=captured, steps_to_capture=left)
+        stats = replace(self._scheduler.stats(), step_ms=self._step_ms, host_ms=self._host_ms, sleep_level=len(self._asleep))
+        return replace(stats, steps_captured=captured, steps_to_capture=left)
 
     def _sleep(self, level: int = 1) -> None:
         """Level 1 drops the KV pool, level 2 the weights too. Refused while requests are unfinished."""

@@ -13,6 +13,7 @@ from pagoda.serving.engine.adapters import AdapterBook
 from pagoda.serving.engine.blocks import BlockPool
 from pagoda.serving.engine.crosses import CrossTables
 from pagoda.serving.engine.groups import cross_groups, token_rules
+from pagoda.serving.engine.histograms import Histograms
 from pagoda.serving.engine.media import MediaDesk, Store
 from pagoda.serving.engine.plan import IntArray, RunnerFacts, StepPlan
 from pagoda.serving.engine.policy import Key, WaitingQueue, make_policy
@@ -31,8 +32,8 @@ class Ledger:
     requests: live ones by id. running: sequences in policy order. draining: sequences that left but that a step in flight
     still holds, so that their slots and pages are not free yet. loading: sequences whose KV comes from elsewhere, by job.
     spawning: sequences whose siblings wait for the prompt's pages. arrived: sequences whose load ended and of which the ranks
-    were not told yet. adapters: those that requests may use. counters: totals for `EngineStats`; accepted_at: accepted drafts by how deep
-    they were.
+    were not told yet. adapters: those that requests may use. counters: totals for `EngineStats`; histograms: its spreads; accepted_at:
+    accepted drafts by how deep they were.
     """
 
     def __init__(
@@ -47,7 +48,8 @@ class Ledger:
         self.connector = connector
         self.epochs: LengthEpochs | None = facts.length_epochs
         self.rules = token_rules(facts.groups)
-        self.pool = BlockPool(facts.num_pages)
+        self.histograms = Histograms()
+        self.pool = BlockPool(facts.num_pages, self.histograms)
         self.slots = Slots(max_num_seqs, facts.max_model_len + (facts.pooling is not None))
         self.adapters = AdapterBook(self.slots, facts.adapter_slots, facts.adapters)
         self.states = _state_tables(facts, self.pool, self.slots)
@@ -92,6 +94,7 @@ class Ledger:
     def preempt(self, sequence: Sequence) -> None:
         """Back to the waiting ones, to be computed again; tokens that steps in flight give are kept."""
         self.counters["preemptions"] += 1
+        sequence.request.preempted += 1
         self._say_preempted(sequence, self.counters["preemptions"])
         self.restart(sequence)
 
@@ -126,7 +129,8 @@ class Ledger:
             sequence.state = State.FINISHED
 
     def _forget(self, request: Request) -> None:
-        self.requests.pop(request.id, None)
+        if self.requests.pop(request.id, None) is not None:
+            self.histograms.of["request_preemptions"].add(request.preempted)
         self.spawning = [other for other in self.spawning if other.request is not request]
 
     def let_go_states(self, step: int, caching: bool) -> None:
@@ -220,8 +224,15 @@ class Ledger:
         self.slots.active[slot] = True
         if not sequence.request.answered:
             sequence.request.cached_tokens += loaded
+        self.count_computed(sequence.request)
         self.arrived.append(sequence)
         self.run(sequence)
+
+    def count_computed(self, request: Request) -> None:
+        """It begins: what was not found of its prompt is computed."""
+        if not request.begun:
+            request.begun = True
+            self.counters["computed_tokens"] += len(request.source.prompt) - request.cached_tokens
 
     def _say_preempted(self, sequence: Sequence, count: int) -> None:
         if count & (count - 1):  # the 1st, 2nd, 4th, 8th, …

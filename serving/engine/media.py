@@ -86,6 +86,10 @@ class MediaDesk:
         none = np.zeros(0, np.int64)
         return MediaPlan(jobs, np.concatenate([none, *rows]), np.concatenate([none, *sources]), np.hstack([none.reshape(2, 0), *spans]))
 
+    def holds(self, digest: bytes) -> bool:
+        """Whether this item's embeddings are there."""
+        return digest in self._held
+
     def lose(self, digest: bytes) -> None:
         """An item could not be encoded: its rows hold nothing."""
         rows = self._held.pop(digest, None)

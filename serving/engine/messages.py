@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pagoda.hal.errors import PagodaError, RequestError
 from pagoda.models.encoding import EncoderFacts
 from pagoda.models.media import MediaItem, MediaPositions
+from pagoda.serving.engine.histograms import Told
 from pagoda.serving.engine.params import LogprobsMode, SamplingParams
 from pagoda.serving.engine.pooling import Pooled, PoolingFacts, PoolingParams
 
@@ -196,6 +197,14 @@ class EngineStats:
         steps: steps run. step_ms, host_ms: the last step's wall and host time.
         steps_captured, steps_to_capture: kinds of steps that are captured, and those that will be in idle moments; 0 where each is captured
             when it comes first.
+        finished: counters of sequences by why they ended.
+        deferred: those of the waiting that wait for something other than room: a grammar, pages from elsewhere, a sibling's prompt.
+        adapters_running, adapters_waiting: names of those that requests use and wait with. adapter_slots: how many fit into a step.
+        corrupted: counter of requests for which the model gave NaN.
+        computed_tokens: counter of prompt tokens of requests that began and that were found nowhere.
+        media_queries, media_hits: counters of media items, and of those whose embeddings were there when their request came.
+        sleep_level: 0 awake, 1 without the KV pool, 2 without the weights too.
+        histograms: see `histograms.BOUNDS`.
     """
 
     running: int = 0
@@ -221,6 +230,16 @@ class EngineStats:
     steps_captured: int = 0
     steps_to_capture: int = 0
     finished: dict[str, int] = field(default_factory=dict)
+    deferred: int = 0
+    adapters_running: tuple[str, ...] = ()
+    adapters_waiting: tuple[str, ...] = ()
+    adapter_slots: int = 0
+    corrupted: int = 0
+    computed_tokens: int = 0
+    media_queries: int = 0
+    media_hits: int = 0
+    sleep_level: int = 0
+    histograms: dict[str, Told] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,7 @@ class Scheduler:
         live.gates.update(gates)
         self._ledger.requests[request.request_id] = live
         self._ledger.counters["prompt_tokens"] += len(request.prompt)
+        self._count_media(request)
         if len(live.sequences) > 1:
             self._ledger.spawning.append(live.sequences[0])
         self._queue(live)
@@ -250,14 +251,31 @@ class Scheduler:
         """A snapshot; `step_ms` and `host_ms` are the loop's to fill in."""
         ledger, pool = self._ledger, self._ledger.pool
         running = len(ledger.running)
+        wait = [sequence for request in ledger.requests.values() for sequence in request.sequences if sequence.live]
         counted = ("prompt_tokens", "generation_tokens", "preemptions", "prefix_queries", "prefix_hits", "steps")
-        more = ("external_queries", "external_hits", "drafts", "draft_tokens", "accepted_tokens", "jumped_tokens")
+        more = (
+            "external_queries",
+            "external_hits",
+            "drafts",
+            "draft_tokens",
+            "accepted_tokens",
+            "jumped_tokens",
+            "corrupted",
+            "computed_tokens",
+            "media_queries",
+            "media_hits",
+        )
         return EngineStats(
             running=running,
             waiting=sum(request.unfinished for request in ledger.requests.values()) - running,
             pages_total=pool.num_pages - 1,
             pages_used=pool.used,
             pages_cached=pool.cached,
+            deferred=sum(sequence.state.deferred for sequence in wait),
+            adapters_running=_adapters(ledger.running),
+            adapters_waiting=_adapters(sequence for sequence in wait if sequence.state is not State.RUNNING),
+            adapter_slots=self._facts.adapter_slots,
+            histograms=ledger.histograms.told(),
             accepted_at=tuple(ledger.accepted_at[place] for place in range(len(ledger.accepted_at))),
             finished=dict(ledger.finished),
             **{name: ledger.counters[name] for name in (*counted, *more)},
@@ -290,12 +308,22 @@ class Scheduler:
         request.born = request.unfinished = count
         return request
 
+    def _count_media(self, request: EngineRequest) -> None:
+        if self._ledger.media is not None:
+            self._ledger.counters["media_queries"] += len(request.media)
+            self._ledger.counters["media_hits"] += sum(self._ledger.media.holds(item.digest) for item in request.media)
+
     def _queue(self, request: Request) -> None:
         first = request.sequences[0]
         if request.gates:
             first.state = min(request.gates, key=lambda gate: gate.value)
         else:
             self._ledger.waiting.push(first)
+
+
+def _adapters(sequences: Iterable[Sequence]) -> tuple[str, ...]:
+    """Names of those that they want."""
+    return tuple(sorted({one.request.adapter.module.name for one in sequences if one.request.adapter is not None}))
 
 
 def _verifies(facts: RunnerFacts) -> bool:

@@ -34,6 +34,14 @@ class State(Enum):
     PREEMPTING = "preempting"
     FINISHED = "finished"
 
+    @property
+    def deferred(self) -> bool:
+        """It waits for something other than room."""
+        return self in _GATES
+
+
+_GATES = frozenset({State.WAITING_REMOTE_KV, State.WAITING_GRAMMAR, State.WAITING_ENCODER, State.WAITING_SIBLING})
+
 
 @dataclass(eq=False)
 class Request:
@@ -52,7 +60,8 @@ class Request:
         marks: what units of its hash chain depend on beside tokens.
         pools_all: the hidden state of every prompt token counts. pooled: the answer of a pooling request.
         crossed: tokens that the encoder gives for it, of models that have one.
-        failure: why it cannot be answered, found while it was.
+        failure: why it cannot be answered, found while it was. preempted: how often its sequences were.
+        begun: one of its sequences has begun to compute.
     """
 
     source: EngineRequest
@@ -77,6 +86,8 @@ class Request:
     queued: float = 0.0
     crossed: int = 0
     failure: str | None = None
+    preempted: int = 0
+    begun: bool = False
 
     @property
     def id(self) -> str:

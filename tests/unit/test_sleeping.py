@@ -24,6 +24,9 @@ async def test_the_engine_is_told() -> None:
         for path in ("/sleep", "/sleep?level=2", "/wake_up", "/wake_up?tags=weights", "/wake_up?tags=kv_cache&tags=weights"):
             assert ((reply := await toy.http.post(path)).status_code, reply.content) == (200, b"")
         assert (await toy.http.get("/is_sleeping")).json() == {"is_sleeping": True}
+        text = (await toy.http.get("/metrics")).text
+    for operation, count in (("sleep", 2), ("wake", 3)):
+        assert f'vllm:sleep_mode_operation_duration_seconds_count{{model_name="toy",operation="{operation}"}} {count}.0' in text
     assert engine.told == [
         ("sleep", 1),
         ("sleep", 2),

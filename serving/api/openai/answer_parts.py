@@ -17,11 +17,11 @@ class AnswerParts:
         """`reasoning`: show it. `parallel`: show more tool calls than the first."""
         self._parser, self._new_id = parser, new_id
         self._reasoning, self._parallel = reasoning, parallel
-        self._called = False
+        self.called = False
 
     def finish_reason(self, reason: str | None) -> str | None:
         """A stop after tool calls is for them."""
-        return "tool_calls" if reason == "stop" and self._called else reason
+        return "tool_calls" if reason == "stop" and self.called else reason
 
     def delta(self, text: str, ended: bool) -> Delta | None:
         """What this text adds; None when that is nothing yet."""
@@ -58,7 +58,7 @@ class AnswerParts:
             if not isinstance(event, CallName | CallArguments) or (event.index and not self._parallel):
                 continue
             if isinstance(event, CallName):
-                self._called = True
+                self.called = True
                 function = CalledFunction(name=event.name, arguments="")
                 out[event.index] = ToolCallDelta(index=event.index, id=self._new_id(), type="function", function=function)
                 continue

@@ -118,9 +118,11 @@ class ChatReply:
 
     def _choice(self, answer: Answer) -> ChatChoice:
         parts = self._new_parts()
+        message = parts.message(self._role, self._echo, answer.text)
+        self._count_read(parts, streaming=False)
         return ChatChoice(
             index=answer.index,
-            message=parts.message(self._role, self._echo, answer.text),
+            message=message,
             logprobs=self._logprobs(answer.logprobs),
             finish_reason=parts.finish_reason(answer.finish_reason),
             stop_reason=answer.stop_reason,
@@ -133,6 +135,8 @@ class ChatReply:
             out.append(self._opening(delta.index, usage))
         parts = self._parts[delta.index]
         added = parts.delta(delta.text, delta.finish_reason is not None)
+        if delta.finish_reason is not None:
+            self._count_read(parts, streaming=True)
         if not (added or delta.finish_reason or delta.logprobs or self.body.return_token_ids):
             return out
         choice = ChatChunkChoice(
@@ -161,6 +165,10 @@ class ChatReply:
             reasoning=self.body.include_reasoning is not False,
             parallel=self.body.parallel_tool_calls is not False,
         )
+
+    def _count_read(self, parts: AnswerParts, *, streaming: bool) -> None:
+        if self.answers.tools and self.context.tools:
+            self.service.metrics.read_tools("chat_completions", streaming=streaming, called=parts.called)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Any) -> ChatChunk:
         return ChatChunk(id=self.reply_id, created=self.created, model=self.model, choices=choices, usage=usage)

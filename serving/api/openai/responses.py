@@ -180,7 +180,7 @@ class Responses:
         def logprobs(entries: Sequence[TokenLogprobs]) -> list[Any]:
             return chat_logprobs(names, entries, body.top_logprobs or 0).content
 
-        return Answering(self._service, engine, reader, logprobs)
+        return Answering(self._service, engine, reader, logprobs, "responses")
 
 
 def _owner(request: Request) -> str:
