@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton.language as tl
 from gpu_attention import Bench, Shape
 from gpu_kernels import timed, write_routes
 from pagoda.ops.act_gemm import ActGemmFacts
@@ -27,6 +28,7 @@ from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_fp8 import GemmFp8Facts, quantised
 from pagoda.ops.norm import NormFacts
 from pagoda.ops.norm_gemm import NormGemmFacts
+from pagoda.ops.triton import order
 from pagoda.ops.triton.act_gemm import ActGemm
 from pagoda.ops.triton.gemm import Gemm, multiply
 from pagoda.ops.triton.gemm_fp8 import GemmFp8
@@ -236,17 +238,19 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8")
     parser.add_argument("--context", type=int, default=384)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--after-wait", action="store_true", help="kernels let the next one start when they have waited, not before")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("gpu-layer.json"))
     options = parser.parse_args()
     plain = options.model != "8B"
+    order.AFTER_WAIT = tl.constexpr(options.after_wait)  # before any kernel is made
     if options.compile:
         return compile_some(*map(int, options.compile.split("/")), [int(rows) for rows in options.rows.split(",")])
     if plain and options.seconds > HELPED:
-        asked = [sys.executable, __file__, "--rows", options.rows, "--model", options.model]
+        asked = [sys.executable, __file__, "--rows", options.rows, "--model", options.model, *["--after-wait"] * options.after_wait]
         for helper in [subprocess.Popen([*asked, "--compile", f"{part}/12"]) for part in range(12)]:
             helper.wait()
-    results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    results: dict[str, Any] = {"after_wait": options.after_wait, "device": torch.cuda.get_device_name(), "torch": torch.__version__}
     results["date"] = subprocess.run(["date", "+%F"], capture_output=True, text=True, check=True).stdout.strip()
 
     def save(name: str, value: Any) -> None:

@@ -16,9 +16,9 @@ from pagoda.ops.sparse_attention import ChooseFacts
 from pagoda.ops.triton.float8 import as_stored, numbers
 from pagoda.ops.triton.latent_attention import gathered
 from pagoda.ops.triton.launch import early, fitting_stages, most_stages, shared_memory
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 from pagoda.ops.triton.paged_kernels import STEP, block_of, halved
 from pagoda.ops.triton.tiles import LARGE
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 SCORES = 1 << 25
 """Kept at a time."""
@@ -32,12 +32,10 @@ def _score(q, weights, pages, scores, query_start, seq_lens, table, num_requests
            TILE: tl.constexpr, BLOCK_Q: tl.constexpr, SINGLE: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr,
            EARLY: tl.constexpr):  # fmt: skip
     """Blocks × tiles of keys: Σ weight · max(q · k, 0) of tokens [begin, end) into rows of `length`, as far as they see."""
-    if EARLY:
-        gdc_launch_dependents()
+    let_next_start(EARLY)
     request, first, queries, start = block_of(query_start, num_requests, num_blocks, BLOCK_Q, SINGLE)
     seq_len = tl.load(seq_lens + request)
-    if EARLY:
-        gdc_wait()
+    wait_for_last(EARLY)
     lower, upper = tl.maximum(start, begin - first), tl.minimum(tl.minimum(start + BLOCK_Q, queries), end - first)
     at, before = tl.program_id(1) * TILE, seq_len - queries
     if (start >= queries) | (lower >= upper) | (at >= before + upper):
@@ -87,12 +85,10 @@ def _narrowed(scores, count, prefix, need, SHIFT: tl.constexpr, BITS: tl.constex
 def _choose(scores, chosen, query_start, seq_lens, num_requests, num_blocks, begin, end, length, TOP_K: tl.constexpr, LOOK: tl.constexpr,
             SINGLE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Tokens: the positions of the TOP_K largest scores of each, of equal ones the first, ascending; −1 past the last."""
-    if EARLY:
-        gdc_launch_dependents()
+    let_next_start(EARLY)
     request, first, queries, start = block_of(query_start, num_requests, num_blocks, 1, SINGLE)
     count = tl.load(seq_lens + request) - queries + start + 1
-    if EARLY:
-        gdc_wait()
+    wait_for_last(EARLY)
     token = (first + start).to(tl.int64)
     if (start >= queries) | (token < begin) | (token >= end):
         return

@@ -8,7 +8,7 @@ import triton.language as tl
 from pagoda.ops.attention import AttentionFacts
 from pagoda.ops.triton.float8 import as_stored, numbers
 from pagoda.ops.triton.launch import early
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 
 
 def lay_out(
@@ -36,15 +36,13 @@ def lay_out(
 def _lay_out(k_pages, v_pages, k_rows, v_rows, table, parts, kp_p, kp_t, kp_h, vp_p, vp_t, vp_h, HEADS: tl.constexpr, PAGE: tl.constexpr,
              BLOCK_T: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """A program copies one head of one page."""
-    if EARLY:
-        gdc_launch_dependents()
+    let_next_start(EARLY)
     part, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     # Of the step, and there before.
     entry = tl.load(parts + 2 * part)
     count = tl.load(parts + 2 * part + 1)
     page = tl.load(table + tl.maximum(entry, 0)).to(tl.int64)
-    if EARLY:
-        gdc_wait()
+    wait_for_last(EARLY)
     if count >= 0:
         i, d = tl.arange(0, BLOCK_T), tl.arange(0, BLOCK_D)
         inside = (i < PAGE)[:, None] & (d < D)[None, :]

@@ -16,9 +16,9 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts, PagedBatch
 from pagoda.ops.triton.float8 import as_stored
 from pagoda.ops.triton.launch import early
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 from pagoda.ops.triton.paged_kernels import STEP, block_of, divided, keep, rows_of, walk
 from pagoda.ops.triton.tiles import float32_tile
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 STRETCH = 512
 """Keys of a stretch."""
@@ -55,13 +55,11 @@ def _attend(q, k_pages, v_pages, out, part, lse, query_start, seq_lens, table, s
             ALIBI: tl.constexpr, BIAS: tl.constexpr, SPREAD: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
             EARLY: tl.constexpr):  # fmt: skip
     """Blocks × KV heads, × stretches where SPREAD, whose results lie by request. SINGLE: a block is a request of one query token."""
-    if EARLY:
-        gdc_launch_dependents()
+    let_next_start(EARLY)
     kv_head = tl.program_id(1)
     request, first, queries, start = block_of(query_start, num_requests, num_blocks, BLOCK_Q, SINGLE)
     seq_len = tl.load(seq_lens + request)
-    if EARLY:  # arrays of the step were there before; q, K and V are the last kernel's
-        gdc_wait()
+    wait_for_last(EARLY)  # arrays of the step were there before; q, K and V are the last kernel's
     if start >= queries:
         return
     row, head, valid = rows_of(start, queries, kv_head, GROUP, BLOCK_Q, BLOCK_M)
@@ -109,14 +107,12 @@ def _join_all(part, lse, out, query_start, seq_lens, sinks, slots, o_t, o_h, HEA
               BLOCK_DV: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAUSAL: tl.constexpr, SINKS: tl.constexpr,
               KEYS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Requests × heads: the stretches of one decode's output row, in order."""
-    if EARLY:
-        gdc_launch_dependents()
+    let_next_start(EARLY)
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1) + tl.zeros([1], tl.int32)
     token = tl.load(query_start + request).to(tl.int64)
     queries = tl.load(query_start + request + 1) - token
     seq_len = tl.load(seq_lens + request)
-    if EARLY:
-        gdc_wait()
+    wait_for_last(EARLY)
     if queries != 1:
         return
     begin, last = _seen(seq_len - 1, seq_len - 1, seq_len, WINDOW, CHUNK, CAUSAL)

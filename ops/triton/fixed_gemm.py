@@ -16,7 +16,7 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.linear_fp8 import GemmFp8Facts
 from pagoda.ops.triton.launch import early, fitting_stages
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 
 PROGRAMS = 256
 """Programs that keep a large device busy."""
@@ -30,9 +30,8 @@ FEW = 64
 def _stretches(x, weight, scale, bias, out, parts, arrived, rows, columns, inner, share, splits, x_t, out_t, scale_n,
                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPREAD: tl.constexpr, EVEN_K: tl.constexpr,
                SCALED: tl.constexpr, SQUARE: tl.constexpr, BIAS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     block, tile = tl.program_id(0), tl.program_id(1)
     m, n, k = block * BLOCK_M + tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     a = x + m.to(tl.int64)[:, None] * x_t + k[None, :]

@@ -10,7 +10,7 @@ import triton.language as tl
 from pagoda.ops.linear_fp8 import E4M3
 from pagoda.ops.norm import NormFacts
 from pagoda.ops.triton.launch import early
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 
 
 class Fp8Rows(NamedTuple):
@@ -47,9 +47,8 @@ def _put(codes, scales, row, column, mask, value, WIDTH: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def _plain(x, codes, scales, x_t, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr):
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     mask = column < WIDTH
     value = tl.load(x + row * x_t + column, mask=mask, other=0.0).to(tl.float32)
@@ -59,9 +58,8 @@ def _plain(x, codes, scales, x_t, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROU
 @triton.jit
 def _normed(x, residual, weight, codes, scales, total, x_t, eps, offset, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
             EARLY: tl.constexpr):  # fmt: skip
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     mask = column < WIDTH
     value = tl.load(x + row * x_t + column, mask=mask, other=0.0) + tl.load(residual + row * WIDTH + column, mask=mask, other=0.0)
@@ -74,9 +72,8 @@ def _normed(x, residual, weight, codes, scales, total, x_t, eps, offset, WIDTH: 
 
 @triton.jit
 def _activated(x, codes, scales, x_t, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr):
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     mask = column < WIDTH
     gate = tl.load(x + row * x_t + column, mask=mask, other=0.0).to(tl.float32)

@@ -16,7 +16,7 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.triton.gemm_routes import Route, route
 from pagoda.ops.triton.launch import early, fitting_stages
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 
 
 @triton.jit(do_not_specialize=["turns"])
@@ -28,9 +28,8 @@ def _vector(x, weight, bias, out, columns, inner, turns, BLOCK_N: tl.constexpr, 
     rows = weight + n.to(tl.int64)[:, None] * inner
     # Weights are nobody's result: the first of them are under way before the kernel in front has ended.
     tile = tl.load(rows + k[None, :], mask=(n < columns)[:, None] & (k < inner)[None, :], other=0.0)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     for turn in range(turns):
         acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         for start in range(0, inner, BLOCK_K):
@@ -57,9 +56,8 @@ def _vector(x, weight, bias, out, columns, inner, turns, BLOCK_N: tl.constexpr, 
 def _tiles(x, weight, bias, out, parts, arrived, rows, columns, inner, splits, x_t, out_t, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
            BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, EVEN_K: tl.constexpr, BIAS: tl.constexpr,
            EARLY: tl.constexpr):  # fmt: skip
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     tile, split = tl.program_id(0), tl.program_id(1)
     m, n, k = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     share = tl.cdiv(tl.cdiv(inner, BLOCK_K), splits) * BLOCK_K

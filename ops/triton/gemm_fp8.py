@@ -18,7 +18,7 @@ from pagoda.ops.linear_fp8 import GemmFp8Facts
 from pagoda.ops.triton.fp8_rows import Fp8Rows, coded
 from pagoda.ops.triton.gemm_routes import ONE_SCALE, Fp8Route, fp8_route
 from pagoda.ops.triton.launch import BESIDE, early, fitting_stages
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 
 
 @triton.jit
@@ -31,9 +31,8 @@ def _vector(x, weight, scale, bias, out, columns, inner, scale_n, BLOCK_N: tl.co
     there = (n < columns)[:, None]
     # Weights are nobody's result: the first of them are under way before the kernel in front has ended.
     tile = tl.load(rows + k[None, :], mask=there & (k < inner)[None, :], other=0.0)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     for start in range(0, inner, BLOCK_K):
         if EVEN_K:
             values = tl.load(x + start + k).to(tl.float32)
@@ -58,9 +57,8 @@ def _vector(x, weight, scale, bias, out, columns, inner, scale_n, BLOCK_N: tl.co
 @triton.jit
 def _rescale(out, x_scale, scale, bias, columns, xs_t, BLOCK: tl.constexpr, BIAS: tl.constexpr, EARLY: tl.constexpr):
     """Rows and columns of a product of codes by their scales, in place."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     row, n = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = n < columns
     value = tl.load(out + row * columns + n, mask=mask, other=0.0).to(tl.float32)
@@ -80,9 +78,8 @@ def _tiles(x, x_scale, weight, scale, bias, out, parts, arrived, rows, columns, 
     share = tl.cdiv(tl.cdiv(inner, BLOCK_K), splits) * BLOCK_K
     low = split * share
     high = tl.minimum(low + share, inner)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     a = weight + n.to(tl.int64)[:, None] * inner + k[None, :]
     b = x + m.to(tl.int64)[None, :] * x_t + k[:, None]
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)

@@ -15,10 +15,10 @@ import triton.language as tl
 from pagoda.ops.attention import AttentionFacts, PagedBatch
 from pagoda.ops.triton.float8 import as_stored, numbers
 from pagoda.ops.triton.launch import most_stages, shared_memory
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 from pagoda.ops.triton.paged_attention import PagedAttention, Part, early_of
 from pagoda.ops.triton.paged_kernels import LOG2E, STEP, block_of, divided, halved, keep, rows_of
 from pagoda.ops.triton.tiles import LARGE, Tile, latent_tile
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PROGRAMS = 128
 """Of decodes: one a multiprocessor of a large device, since a tile fills its memory."""
@@ -63,13 +63,11 @@ def attend_latent(q, pages, out, part, lse, query_start, seq_lens, table, chosen
                   TURN: tl.constexpr, HALF: tl.constexpr, CHOSEN: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Blocks × groups of GROUP heads × splits; blocks, SINGLE, FEWEST and PARTIAL as in `paged_kernels.attend`. CHOSEN: of the keys that
     `chosen` [tokens, most] names, by their positions and −1 for none; blocks are of one token."""
-    if EARLY:
-        gdc_launch_dependents()
+    let_next_start(EARLY)
     group, split = tl.program_id(1), tl.program_id(2)
     request, first, queries, start = block_of(query_start, num_requests, num_blocks, BLOCK_Q, SINGLE)
     seq_len = tl.load(seq_lens + request)
-    if EARLY:
-        gdc_wait()
+    wait_for_last(EARLY)
     if (start >= queries) | (queries < FEWEST):
         return
     row, head, valid = rows_of(start, queries, group, GROUP, BLOCK_Q, BLOCK_M)

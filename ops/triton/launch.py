@@ -79,7 +79,7 @@ def lacks_float8(device: torch.device) -> bool:
 
 
 def early(device: torch.device) -> dict[str, Any]:
-    """Arguments of a launch whose kernel has an `EARLY` parameter, and begins with `if EARLY:` letting the next one start and waiting."""
+    """Arguments of a launch whose kernel has an `EARLY` parameter (`order.py`)."""
     return {"EARLY": True, "launch_pdl": True} if overlaps(device) else {"EARLY": False}
 
 

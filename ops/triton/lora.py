@@ -15,7 +15,7 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.lora import LoraFacts
 from pagoda.ops.triton.launch import early, fitting_stages
 from pagoda.ops.triton.moe_sort import sorted_blocks
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 
 FEW, FEW_FLOAT32 = 64, 16
 """Rows among which a program looks for its own. Products of float32 are without matrix instructions, and want small tiles."""
@@ -51,9 +51,8 @@ def _mine(order, owner, slots, tokens, ROWS: tl.constexpr, SORTED: tl.constexpr,
 def _shrink(x, down, low, order, owner, slots, tokens, splits, x_t, INNER: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SORTED: tl.constexpr, LEADING: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """`x · downᵀ` of a block's rows, over a split's inner numbers, into `low` [splits, tokens, WIDTH]; WIDTH: the ranks of all parts."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     tile, split = tl.program_id(0), tl.program_id(2)
     slot, row, valid = _mine(order, owner, slots, tokens, ROWS, SORTED, LEADING)
     if slot < 0:
@@ -78,9 +77,8 @@ def _expand(low, up, out, order, owner, slots, tokens, splits, WIDTH: tl.constex
             PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, SORTED: tl.constexpr,
             LEADING: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Some columns of one part; PARTS: (first tile, first column, columns) of each. What the splits found is summed in their order."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     tile = tl.program_id(0)
     slot, row, valid = _mine(order, owner, slots, tokens, ROWS, SORTED, LEADING)
     if slot < 0:

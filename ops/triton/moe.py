@@ -17,6 +17,7 @@ from pagoda.ops.triton.launch import describes, early, fitting_stages
 from pagoda.ops.triton.moe_activation import activated, kind_of
 from pagoda.ops.triton.moe_few import choices_apart, few_alike
 from pagoda.ops.triton.moe_sort import sort_choices
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -24,9 +25,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 @triton.jit
 def _route(logits, bias, weights, ids, l_t, scale, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr, KIND: tl.constexpr,
            RENORMALIZE: tl.constexpr, BIAS: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     row = tl.program_id(0).to(tl.int64)
     expert, place = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
     inside = expert < EXPERTS
@@ -194,9 +194,8 @@ def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.cons
 def _sum(parts, ids, out, first, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr,
          EARLY: tl.constexpr):  # fmt: skip
     """A token's result: the sum over its choices that are on this rank, in their order."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)

@@ -14,6 +14,7 @@ import triton.language as tl
 from pagoda.ops.moe import MoeMlpFacts
 from pagoda.ops.triton.launch import early
 from pagoda.ops.triton.moe_activation import activated, kind_of
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 APART = 0.95
@@ -99,9 +100,8 @@ def _down(hidden, weight, bias, scales, ids, out, first, WIDTH: tl.constexpr, HI
     # Of the kernel before the last one, which has ended, since all programs of the last one have waited for it.
     mine = (tl.load(ids + token * TOP_K + place, mask=place < TOP_K, other=-1) - first).to(tl.int32)
     tile, expert, here, choice, start = _tile(weight, mine, token * 0, n, WIDTH, HIDDEN, LOCAL, TOP_K, BLOCK_T, BLOCK_K, steps)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     added = tl.zeros([BLOCK_N], tl.float32)
     for step in range(TOP_K * steps):

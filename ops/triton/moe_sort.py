@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from pagoda.ops.moe import MoeMlpFacts
 from pagoda.ops.triton.launch import early
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 
 PAIRS = 2048
 """Choices that the kernel for few looks at in one go, and the most that are few."""
@@ -22,9 +22,8 @@ CHUNK, PART = 512, 128
 def _sort(ids, order, owner, pairs, first, blocks, EXPERTS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
           ROWS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Program e writes the choices of expert e, in order, padded with `pairs` to whole blocks; `owner` gets each block's expert."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.zeros([BINS], tl.int32)
@@ -74,9 +73,8 @@ def _nobody(owner, used, blocks):
 @triton.jit(do_not_specialize=["pairs", "first"], do_not_specialize_on_alignment=["ids"])
 def _count(ids, counts, pairs, first, EXPERTS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr):
     """How often each expert was chosen in a chunk, `[chunks, BINS]`."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     chunk = tl.program_id(0)
     mine, local = _chosen(ids, chunk * CHUNK + tl.arange(0, CHUNK), pairs, first, EXPERTS)
     tl.store(counts + chunk * BINS + tl.arange(0, BINS), tl.histogram(mine, BINS, mask=local))
@@ -86,9 +84,8 @@ def _count(ids, counts, pairs, first, EXPERTS: tl.constexpr, BINS: tl.constexpr,
 def _place(ids, counts, order, owner, pairs, first, blocks, chunks, EXPERTS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
            PART: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """A chunk's choices go behind those of the same expert in chunks before it."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     chunk, bins, few = tl.program_id(0), tl.arange(0, BINS), tl.arange(0, 16)
     total = tl.zeros([BINS], tl.int32)
     before = tl.zeros([BINS], tl.int32)

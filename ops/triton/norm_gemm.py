@@ -18,8 +18,8 @@ from pagoda.ops.norm_gemm import NormGemmFacts
 from pagoda.ops.triton.gemm import Gemm
 from pagoda.ops.triton.gemm_routes import Route, joined_route
 from pagoda.ops.triton.launch import describes, early, shared_memory
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 from pagoda.ops.triton.pointwise import AddRmsNorm, SiluAndMul
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 
@@ -43,9 +43,8 @@ def one_row(x, residual, norm, weight, bias, scale, out, total, columns, eps, of
     two = one
     if GATED:
         two = tl.load(second + k[None, :], mask=there & (k < INNER)[None, :], other=0.0)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     acc_up = acc
     squares = tl.zeros([BLOCK_K], tl.float32)
@@ -90,9 +89,8 @@ def _whole(x, residual, norm, weight, bias, out, total, rows, columns, eps, offs
     tile = tl.program_id(0)
     m, n, k = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     columns_NK = weight.load([tile * BLOCK_N, 0])
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     inside = (m < rows)[:, None] & (k < INNER)[None, :]
     place = m[:, None] * INNER + k[None, :]
     value = tl.load(x + m[:, None] * x_t + k[None, :], mask=inside, other=0.0) + tl.load(residual + place, mask=inside, other=0.0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from pagoda.ops.triton.float8 import numbers
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 
 STEP = ["query_start", "seq_lens", "table", "shared"]
 """Arrays of a step, which begin anywhere: a compiled kernel must not depend on it."""
@@ -220,13 +220,11 @@ def attend(q, k_pages, v_pages, out, part, lse, arrived, query_start, seq_lens, 
     launch's in slots `offset` … of `slots`; offset > 0: other slots have the keys that `shared` counts. JOIN: the last program of a
     request and KV head to arrive merges them; `arrived` counts the others, and is 0 again afterwards.
     """
-    if EARLY:
-        gdc_launch_dependents()
+    let_next_start(EARLY)
     kv_head, split = tl.program_id(1), tl.program_id(2)
     request, first, queries, start = block_of(query_start, num_requests, num_blocks, BLOCK_Q, SINGLE)
     seq_len = tl.load(seq_lens + request)
-    if EARLY:  # arrays of the step were there before; q, K and V are the last kernel's
-        gdc_wait()
+    wait_for_last(EARLY)  # arrays of the step were there before; q, K and V are the last kernel's
     if (start >= queries) | (queries < FEWEST):
         return
     row, head, valid = rows_of(start, queries, kv_head, GROUP, BLOCK_Q, BLOCK_M)
@@ -339,13 +337,11 @@ def attend_shared(q, k_pages, v_pages, part, lse, query_start, table, shared, sc
 def merge(part, lse, out, query_start, sinks, slots, o_t, o_h, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
           MOST: tl.constexpr, BLOCK_S: tl.constexpr, SINKS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Requests × heads: the slots of one decode's output row, up to MOST, of which BLOCK_S are read at a time."""
-    if EARLY:
-        gdc_launch_dependents()
+    let_next_start(EARLY)
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = tl.load(query_start + request).to(tl.int64)
     queries = tl.load(query_start + request + 1) - token
-    if EARLY:
-        gdc_wait()
+    wait_for_last(EARLY)
     if queries != 1:
         return
     every, s, dv = tl.arange(0, MOST), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_DV)

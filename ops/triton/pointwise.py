@@ -12,16 +12,15 @@ from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.norm import NormFacts
 from pagoda.ops.rope import RopeFacts
 from pagoda.ops.triton.launch import early
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 
 
 @triton.jit
 def _rms_norm(x, residual, weight, out, total, rows_inner, x_outer, x_inner, o_outer, o_inner, eps, offset,
               WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr,
               OFFSET: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < WIDTH
@@ -125,9 +124,8 @@ class Rope(PlainKernel):
 
 @triton.jit
 def _silu_and_mul(x, out, x_t, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < WIDTH

@@ -11,7 +11,7 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.rope_write import RopeWriteFacts
 from pagoda.ops.triton.float8 import as_stored, stored
 from pagoda.ops.triton.launch import early
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 
 
 def cut(tokens: int) -> tuple[int, int]:
@@ -26,12 +26,10 @@ def _rope_write(qkv, q_norm, k_norm, cos, sin, q, k_pages, v_pages, slots, eps, 
                 kp_h, vp_p, vp_t, vp_h, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
                 REST: tl.constexpr, BLOCK_H: tl.constexpr, PAGE: tl.constexpr, NEOX: tl.constexpr, NORM: tl.constexpr,
                 FLOAT8: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    if EARLY:
-        gdc_launch_dependents()
+    let_next_start(EARLY)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)  # of the step, and there before
-    if EARLY:
-        gdc_wait()
+    wait_for_last(EARLY)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     i = tl.arange(0, BLOCK)
     there, pair = head < HEADS + 2 * KV, i < HALF

@@ -15,7 +15,7 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.sampling import SamplingFacts, SamplingRows
 from pagoda.ops.triton.launch import early
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 
 CHUNK, GROUP, FEW, MANY, LARGEST = 2048, 256, 2048, 8192, 256
 """Logits of one program; those of one maximum; most candidates that are gathered; how many logits are looked at in one go where there are
@@ -26,9 +26,8 @@ more, so that the whole row is searched; and how many of the largest, at least, 
 def _partials(logits, temperature, top, total, best, tops, l_r, GREEDY: tl.constexpr, VOCAB: tl.constexpr, CHUNKS: tl.constexpr,
               CHUNK: tl.constexpr, GROUP: tl.constexpr, GROUPED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Of one chunk of one row: maximum and its first token, sum of weights below the maximum (NaN if any logit is), maxima of groups."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row * l_r + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
@@ -112,9 +111,8 @@ def _first_best(top, best, row, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _pick(logits, temperature, seed, position, top, total, best, tokens, bad, l_r, GREEDY: tl.constexpr, VOCAB: tl.constexpr,
           CHUNKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     row = tl.program_id(0).to(tl.int64)
     heat = 1.0 if GREEDY else tl.maximum(tl.load(temperature + row), 1e-5)
     high, weights, broken = _merged(top, total, row, heat, CHUNKS, BLOCK)

@@ -13,10 +13,10 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.segment_attention import SegmentAttentionFacts, Segments
 from pagoda.ops.triton.launch import early, fitting_stages, most_stages
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 from pagoda.ops.triton.paged_attention import BESIDE, suited
 from pagoda.ops.triton.paged_kernels import LOG2E, find_request
 from pagoda.ops.triton.tiles import Tile, float32_tile
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 ALIGNED = 16
 """Steps between heads and tokens that are no multiple of it are not loaded as whole vectors: q, k and v are copied into wider heads then.
@@ -80,15 +80,13 @@ def attend_segments(q, k, v, out, starts, biases, scale, segments, blocks, token
                     STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Blocks × heads, of D numbers in q, k and v and of WIDTH in the result. What lies past the last segment is one more, whose tokens
     become 0."""
-    if EARLY:
-        gdc_launch_dependents()
+    let_next_start(EARLY)
     block, head = tl.program_id(0), tl.program_id(1)
     segment = find_request(starts, block, segments + 1, BLOCK_M)
     start = tl.load(starts + segment)
     stop = tl.where(segment < segments, tl.load(starts + tl.minimum(segment + 1, segments)), tokens)
     begin, length = (block - (start // BLOCK_M + segment)) * BLOCK_M, stop - start
-    if EARLY:
-        gdc_wait()
+    wait_for_last(EARLY)
     if begin >= length:
         return
     row = begin + tl.arange(0, BLOCK_M)
