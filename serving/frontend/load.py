@@ -60,8 +60,8 @@ def load_text(
         sources = {"default": template_source(chat_template)}
     shown = "\n".join(sources.values())
     answers = AnswerFormat(
-        choose("tools", tool_call_parser, shown, tool_parser_plugin),
-        choose("reasoning", reasoning_parser, shown, reasoning_parser_plugin),
+        choose("tools", tool_call_parser, shown, tool_parser_plugin, tokenizer.added_tokens),
+        choose("reasoning", reasoning_parser, shown, reasoning_parser_plugin, tokenizer.added_tokens),
     )
     if not sources:
         return TextFrontend(tokenizer, None, answers)

@@ -44,6 +44,11 @@ class Tokenizer:
         object.__setattr__(self, "vocab_size", last + 1)
         object.__setattr__(self, "_pieces", pieces_of(self.core, special))
 
+    @property
+    def added_tokens(self) -> tuple[str, ...]:
+        """Texts of the tokens beside the vocabulary's own pieces, special or not."""
+        return tuple(token.content for _, token in sorted(self.core.get_added_tokens_decoder().items()))
+
     def special_id(self, name: str) -> int | None:
         """The id of "bos_token", "pad_token" …; None where the checkpoint has none."""
         return self.token_to_id(self.special_tokens.get(name, ""))

@@ -13,7 +13,7 @@ from grammar_walk import accepts, maker, sample_tokenizer, walk
 from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.structured import StructuredOutputsParams
 from pagoda.serving.frontend.parsers.answers import AnswerFormat
-from pagoda.serving.frontend.parsers.choose import families
+from pagoda.serving.frontend.parsers.choose import choose, families
 from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Content, Context, Event, Family
 from pagoda.serving.frontend.parsers.harmony import HARMONY
 from pagoda.serving.frontend.parsers.thinking import THINK
@@ -126,7 +126,7 @@ def test_other_backends_write_the_same_calls(plain: Tokenizer, make: Make) -> No
         both = [make(plain, backend)(structure(family, plain, forced=True)) for backend in ("xgrammar", "guidance")]
         for seed in range(4):
             for one, other in (both, both[::-1]):
-                tokens = walk(one, plain, seed)
+                tokens = walk(one, plain, seed, most=3000)
                 assert tokens is not None and accepts(other, plain, plain.decode(tokens, skip_special_tokens=False))
 
 
@@ -186,6 +186,48 @@ def test_calls_in_channels(special: tuple[str, ...], tmp_path: Path) -> None:
             assert accepts(grammar, tokenizer, before + call) and not accepts(grammar, tokenizer, before + wrong)
             assert accepts(grammar, tokenizer, before + final) == (grammar is grammars[1])
     assert not any(accepts(grammar, tokenizer, "No.") for grammar in grammars)
+
+
+MUSE_CALL = (
+    ' to=stop<|message|><atem:function_calls>\n<atem:invoke name="stop">\n<atem:parameter name="now">true</atem:parameter>\n'
+    "</atem:invoke>\n</atem:function_calls><|eom|>"
+)
+INKLING_CALL = '<|content_invoke_tool_json|>{"name":"stop","args":{"now": true}}<|end_message|>'
+BLOCKS = {
+    "muse": (" to=self<|message|>Hm {.<|eom|><|start|>assistant", MUSE_CALL, "<|start|>assistant", " to=user<|message|>No."),
+    "inkling": ("<|content_thinking|>Hm {.<|end_message|><|message_model|>", INKLING_CALL, "<|message_model|>", "<|content_text|>No."),
+}
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_calls_in_messages(name: str, special: bool, tmp_path: Path) -> None:
+    thought, call, between, final = BLOCKS[name]
+    family = next(family for family in families("tools") if name in family.names)
+    tokenizer = sample_tokenizer(tmp_path, family.marks if special else ())
+    made = maker(tokenizer)
+    for forced in (True, False):
+        asked = answer_structure(None, TOOLS, ToolRule(forced), AnswerFormat(family), tokenizer, "")
+        grammar = made(asked or StructuredOutputsParams())
+        for before in ("", thought, thought * 2):
+            assert accepts(grammar, tokenizer, before + call) and accepts(grammar, tokenizer, before + call + between + call)
+            assert not accepts(grammar, tokenizer, before + call.replace("true", "1"))
+            assert accepts(grammar, tokenizer, before + final) != forced
+        assert not accepts(grammar, tokenizer, "No.")
+    parser = family.make(Context(SCHEMAS))
+    events = [event for char in call + between + call for event in parser.feed(char)] + parser.finish()
+    assert [event.name for event in events if isinstance(event, CallName)] == ["stop", "stop"]
+
+
+def test_suffixes_are_in_the_grammar(plain: Tokenizer, make: Make) -> None:
+    for name in ("hy_v3", "hy_v4"):
+        family = choose("tools", name, "", words=["<arg_key:x1>"])
+        made = answer_structure(None, TOOLS, ToolRule(True), AnswerFormat(family), plain, "")
+        assert made is not None and family is not None
+        grammar, separator = make(plain)(made), "<tool_sep:x1>" if name == "hy_v3" else ""
+        pair = "<arg_key:x1>now</arg_key:x1><arg_value:x1>true</arg_value:x1>"
+        text = f"<tool_calls:x1><tool_call:x1>stop{separator}{pair}</tool_call:x1></tool_calls:x1>"
+        assert accepts(grammar, plain, text) and not accepts(grammar, plain, text.replace(":x1", ""))
 
 
 def test_arguments_key_by_key(plain: Tokenizer, make: Make) -> None:

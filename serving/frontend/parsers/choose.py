@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Literal
@@ -9,7 +10,6 @@ from typing import Literal
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.frontend.parsers.events import Family
 from pagoda.serving.frontend.parsers.gemma import FUNCTION_GEMMA, GEMMA4, GEMMA4_REASONING
-from pagoda.serving.frontend.parsers.glm import GLM
 from pagoda.serving.frontend.parsers.granite import GRANITE, GRANITE_REASONING
 from pagoda.serving.frontend.parsers.harmony import HARMONY, HARMONY_REASONING
 from pagoda.serving.frontend.parsers.hermes import HERMES
@@ -17,33 +17,54 @@ from pagoda.serving.frontend.parsers.json_kin import (
     APERTUS,
     APERTUS_REASONING,
     COHERE,
+    COHERE4_REASONING,
     COHERE_REASONING,
     ERNIE_REASONING,
+    GIGACHAT,
     HUNYUAN_REASONING,
     INTERNLM,
     JAMBA,
     LONGCAT,
     LONGCAT_REASONING,
+    MINIMAX3_REASONING,
     NEMOTRON,
+    PLAMO_REASONING,
     SEED_REASONING,
     XLAM,
 )
+from pagoda.serving.frontend.parsers.kimi_k3 import KIMI3, KIMI3_REASONING
 from pagoda.serving.frontend.parsers.llama import JSON, LLAMA3
+from pagoda.serving.frontend.parsers.messages import INKLING, INKLING_REASONING, MUSE, MUSE_REASONING
+from pagoda.serving.frontend.parsers.minimax_m3 import MINIMAX3
 from pagoda.serving.frontend.parsers.mistral import MISTRAL, MISTRAL_REASONING
+from pagoda.serving.frontend.parsers.pairs import GLM, HORIZON, HORIZON_THOUGHTS, HUNYUAN3, HUNYUAN4, HUNYUAN_THOUGHTS
 from pagoda.serving.frontend.parsers.phi import PHI
 from pagoda.serving.frontend.parsers.pythonic import LFM2, OLMO3, PYTHONIC
-from pagoda.serving.frontend.parsers.sections import DEEPSEEK, KIMI
-from pagoda.serving.frontend.parsers.tagged import DEEPSEEK_V32, MINIMAX, QWEN_CODER, SEED, STEP3
-from pagoda.serving.frontend.parsers.thinking import THINK
+from pagoda.serving.frontend.parsers.sections import DEEPSEEK, KIMI, PLAMO
+from pagoda.serving.frontend.parsers.tagged import (
+    DEEPSEEK_V4,
+    DEEPSEEK_V32,
+    DEEPSEEK_V41,
+    DOTS,
+    MIMO,
+    MINICPM5,
+    MINIMAX,
+    QWEN_CODER,
+    SEED,
+    STEP3,
+)
+from pagoda.serving.frontend.parsers.thinking import APPEND_THINK, DEEPSEEK_THOUGHTS, KIMI_THOUGHTS, THINK
 
 GROUP = "pagoda.parsers"
 """Entry points; each is a `Family`."""
 
 BUILT_IN = (
-    *(HARMONY, GEMMA4, FUNCTION_GEMMA, COHERE, INTERNLM, LONGCAT, NEMOTRON, APERTUS, KIMI, DEEPSEEK_V32, STEP3, SEED, MINIMAX, GLM),
-    *(DEEPSEEK, MISTRAL, PHI, GRANITE, LLAMA3, LFM2, OLMO3, JAMBA, PYTHONIC, QWEN_CODER, HERMES, JSON, XLAM),
-    *(HARMONY_REASONING, GEMMA4_REASONING, COHERE_REASONING, HUNYUAN_REASONING, ERNIE_REASONING, SEED_REASONING, LONGCAT_REASONING),
-    *(APERTUS_REASONING, MISTRAL_REASONING, GRANITE_REASONING, THINK),
+    *(HARMONY, MUSE, INKLING, KIMI3, MINIMAX3, HORIZON, PLAMO, GIGACHAT, DOTS, DEEPSEEK_V4, DEEPSEEK_V41, DEEPSEEK_V32, HUNYUAN3, HUNYUAN4),
+    *(GEMMA4, FUNCTION_GEMMA, COHERE, INTERNLM, LONGCAT, NEMOTRON, APERTUS, KIMI, STEP3, SEED, MINIMAX, GLM, MINICPM5),
+    *(DEEPSEEK, MISTRAL, PHI, GRANITE, LLAMA3, LFM2, OLMO3, JAMBA, PYTHONIC, QWEN_CODER, HERMES, MIMO, JSON, XLAM),
+    *(HARMONY_REASONING, MUSE_REASONING, INKLING_REASONING, KIMI3_REASONING, MINIMAX3_REASONING, HORIZON_THOUGHTS, PLAMO_REASONING),
+    *(DEEPSEEK_THOUGHTS, HUNYUAN_THOUGHTS, GEMMA4_REASONING, COHERE4_REASONING, COHERE_REASONING, HUNYUAN_REASONING, ERNIE_REASONING),
+    *(SEED_REASONING, LONGCAT_REASONING, APERTUS_REASONING, MISTRAL_REASONING, GRANITE_REASONING, KIMI_THOUGHTS, THINK, APPEND_THINK),
 )
 """The first whose sign a template holds is taken: families with rarer signs stand before those with common ones."""
 
@@ -59,17 +80,23 @@ def families(kind: Kind, plugin: str | None = None) -> tuple[Family, ...]:
     return tuple(family for family in (*strangers, *BUILT_IN) if family.kind == kind)
 
 
-def choose(kind: Kind, wanted: str, template: str, plugin: str | None = None) -> Family | None:
-    """The family for a flag's value and a checkpoint's templates; None is no parser. `plugin`: a Python file with further ones.
+def choose(kind: Kind, wanted: str, template: str, plugin: str | None = None, words: Sequence[str] = ()) -> Family | None:
+    """The family for a flag's value and a checkpoint's templates; None is no parser.
+
+    Args:
+        plugin: a Python file with further ones. words: the vocabulary's added tokens, which say how some families spell their marks.
 
     `auto` goes by the template; one that shows tools in a way that none of ours claims gets plain JSON.
     Raises `ConfigError` for a name that there is not.
     """
-    if wanted == "none":
-        return None
+    found = None if wanted == "none" else _find(kind, wanted, template, plugin)
+    return found.fitted(words) if found is not None and found.fitted is not None else found
+
+
+def _find(kind: Kind, wanted: str, template: str, plugin: str | None) -> Family | None:
     known = families(kind, plugin)
     if wanted == "auto":
-        found = next((family for family in known if any(sign in template for sign in family.signs)), None)
+        found = next((family for family in known if family.signed(template)), None)
         return found or (JSON if kind == "tools" and "tools" in template else None)
     for family in known:
         if wanted in family.names:

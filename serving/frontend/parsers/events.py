@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -74,7 +74,7 @@ class CallShape:
         trigger: what in a text says that calls begin; empty where only a whole answer is calls.
         marks: texts in these that may be special tokens.
         bare_name: the name is no JSON text. style: how arguments are written, xgrammar's word or one of `keyed.STYLES`; quote: what
-            stands around texts there.
+            stands around texts there; suffix: what stands behind each tag's name.
         sayings: what may be said before, each between two texts; final: what begins an answer without calls, where that needs a mark.
         needs: a special token that the vocabulary of models has which write like this.
     """
@@ -90,6 +90,7 @@ class CallShape:
     bare_name: bool = False
     style: str = "json"
     quote: str = ""
+    suffix: str = ""
     sayings: tuple[tuple[str, str], ...] = ()
     final: str = ""
     needs: str = ""
@@ -102,19 +103,25 @@ class Family:
     Attributes:
         kind: which of the two. names: what the server's flags call it.
         make: a parser for one answer.
-        signs: texts of which a chat template of this family holds one; marks: texts that the parser must see, which a
-            tokenizer may have as special tokens.
+        signs: texts of which a chat template of this family holds one, or several all together; marks: texts that the parser must
+            see, which a tokenizer may have as special tokens.
         call_id: a new id for a tool call, of the form that the family's templates take.
         shapes: for a grammar of calls; the first that suits the vocabulary counts, and without any no call can be forced.
         opens, closes: around reasoning.
+        fitted: the same for a checkpoint whose vocabulary has these added tokens, where that changes how marks are spelled.
     """
 
     kind: Literal["tools", "reasoning"]
     names: tuple[str, ...]
     make: Callable[[Context], Parser]
-    signs: tuple[str, ...] = ()
+    signs: tuple[str | tuple[str, ...], ...] = ()
     marks: tuple[str, ...] = ()
     call_id: Callable[[], str] = new_call_id
     shapes: tuple[CallShape, ...] = ()
     opens: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
+    fitted: Callable[[Sequence[str]], Family] | None = None
+
+    def signed(self, template: str) -> bool:
+        """Whether a chat template is of this family."""
+        return any(all(part in template for part in ([sign] if isinstance(sign, str) else sign)) for sign in self.signs)

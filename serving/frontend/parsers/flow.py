@@ -40,6 +40,10 @@ class Flow:
             self._held += taken
         return taken
 
+    def unread(self, mark: str) -> None:
+        """Put back what was read last, so that it is read again."""
+        self.text = mark + self.text
+
     def hold(self) -> None:
         self._held = self._held or ""
 

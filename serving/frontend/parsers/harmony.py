@@ -31,19 +31,13 @@ def _reasoning(flow: Flow) -> Script[None]:
         yield from flow.eat(MESSAGE)
         if _TOOL.search(header) and flow.context.tools:
             flow.say(Content, CHANNEL + header + MESSAGE)
-            yield from _whole_message(flow)
+            if mark := (yield from flow.plain(Content, *ENDS, START)):
+                flow.drop()
+                flow.say(Content, CALL)
+                flow.unread(START if mark == START else "")
         elif header.strip().startswith("analysis"):
             yield from flow.plain(Reasoning, *ENDS, START, CHANNEL)
             flow.drop()
-
-
-def _whole_message(flow: Flow) -> Script[None]:
-    text = yield from flow.upto(*ENDS, START)
-    if text is None:
-        flow.say(Content, flow.take(len(flow.text)))
-        return
-    flow.say(Content, text + CALL)
-    yield from flow.eat(*ENDS)
 
 
 def _calls(flow: Flow) -> Script[None]:

@@ -7,7 +7,7 @@ from pagoda.serving.frontend.parsers.flow import scripted
 from pagoda.serving.frontend.parsers.json_calls import marked
 
 START, END = "<tool_call>", "</tool_call>"
-NAMES = ("hermes", "qwen", "qwen25", "qwen3_json", "granite4", "ernie45", "dots", "mimo")
+NAMES = ("hermes", "qwen", "qwen25", "qwen3_json", "granite4", "ernie45")
 _SHAPE = CallShape(f'{START}\n{{"name": "', 'NAME", "arguments": ', f"}}\n{END}", between="\n", trigger=START, marks=(START, END))
 HERMES = Family(
     "tools",

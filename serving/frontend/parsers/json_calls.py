@@ -9,7 +9,7 @@ from typing import Any
 from pagoda.serving.frontend.parsers.events import Content
 from pagoda.serving.frontend.parsers.flow import Flow, Script
 
-ARGUMENTS = ("arguments", "parameters")
+ARGUMENTS = ("arguments", "parameters", "args")
 NAMES = ("name", "tool_name")
 KEYS = (*ARGUMENTS, *NAMES, "type", "id")
 

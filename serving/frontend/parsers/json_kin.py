@@ -1,8 +1,10 @@
-"""Families whose calls are JSON objects behind marks of their own: Cohere, InternLM, Jamba, Hunyuan, LongCat, Nemotron, xLAM, Apertus."""
+"""Families whose calls are JSON objects behind marks of their own: Cohere, InternLM, Jamba, Hunyuan, LongCat, Nemotron, xLAM, Apertus,
+GigaChat; and reasoning between marks of their own."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from pagoda.serving.frontend.parsers.events import CallShape, Content, Family
 from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
@@ -47,6 +49,25 @@ NEMOTRON = _family(("nemotron_nano",), ("<TOOLCALL>",), "</TOOLCALL>", _shapes("
 JAMBA = _family(("jamba", "hunyuan_a13b"), ("<tool_calls>",), "</tool_calls>", _shapes("<tool_calls>", "</tool_calls>", True))
 
 
+_ROLE, _NEXT = "<|role_sep|>\n", "<|message_sep|>\n\n"
+_GIGA = (f"{_NEXT}function call{_ROLE}", f"function call{_ROLE}", "<|function_call|>")
+
+
+def _giga(before: str, between: str, needs: str) -> CallShape:
+    marks = (_ROLE, _NEXT, _GIGA[2])
+    return CallShape(f'{before}{{"name": "', 'NAME", "arguments": ', "}", between=between, trigger=before, marks=marks, needs=needs)
+
+
+GIGACHAT = Family(
+    "tools",
+    ("gigachat3",),
+    scripted(marked(_GIGA, (_NEXT, "</s>"))),
+    signs=("<|role_sep|>", "<|function_call|>"),
+    marks=(*_GIGA, _NEXT),
+    shapes=(_giga(_GIGA[2], _NEXT, needs=_GIGA[2]), _giga(_GIGA[0], "", needs="")),
+)
+
+
 def _xlam(flow: Flow) -> Script[None]:
     yield from bare(flow)
     yield from marked(("[TOOL_CALLS]", "<tool_call>"), ("</tool_call>",))(flow)
@@ -68,7 +89,7 @@ def _apertus(flow: Flow) -> Script[None]:
     while (yield from flow.plain(Content, PREFIX)):
         yield from flow.skip_space()
         calls = parsed((yield from read_value(flow))) if (yield from flow.peek()) == "[" else None
-        if not isinstance(calls, list) or not all(isinstance(call, dict) and len(call) == 1 for call in calls):
+        if not isinstance(calls, list) or not all(isinstance(call, dict) and len(call) == 1 and all(call) for call in calls):
             continue
         for call in calls:
             ((name, arguments),) = call.items()
@@ -83,15 +104,27 @@ _KEYED = CallShape('{"', 'NAME": ', "}", f"{PREFIX}[", ", ", f"]{SUFFIX}", PREFI
 APERTUS = Family("tools", ("apertus",), scripted(_apertus), signs=(PREFIX,), marks=(PREFIX, SUFFIX), shapes=(_KEYED,))
 
 
-def _thinking(name: str, marks: tuple[str, str], answer: tuple[str, str] | None = None) -> Family:
-    script = thinking(marks[:1], marks[1:], answer)
-    signs = (answer or marks)[:1]
-    return Family("reasoning", (name,), scripted(script), signs=signs, marks=(*marks, *(answer or ())), opens=marks[:1], closes=marks[1:])
+def _thinking(
+    name: str, marks: tuple[str, str], *answers: tuple[str, str], until: tuple[str, ...] = (), silent: tuple[str, ...] = ()
+) -> Family:
+    script = scripted(thinking(marks[:1], marks[1:], answers, until, silent))
+    signs = tuple(begin for begin, _ in answers) or marks[:1]
+    every = (*marks, *(mark for pair in answers for mark in pair), *until, *silent)
+    return Family("reasoning", (name,), script, signs=signs, marks=every, opens=marks[:1], closes=marks[1:])
 
 
-COHERE_REASONING = _thinking("cohere_command3", ("<|START_THINKING|>", "<|END_THINKING|>"), ("<|START_RESPONSE|>", "<|END_RESPONSE|>"))
+_THOUGHTS, _RESPONSE, _TEXT = ((f"<|START_{what}|>", f"<|END_{what}|>") for what in ("THINKING", "RESPONSE", "TEXT"))
+COHERE_REASONING = _thinking("cohere_command3", _THOUGHTS, _RESPONSE)
+COHERE4_REASONING = replace(_thinking("cohere_command4", _THOUGHTS, _RESPONSE, _TEXT), signs=_TEXT[:1])
 HUNYUAN_REASONING = _thinking("hunyuan_a13b", ("<think>", "</think>"), ("<answer>", "</answer>"))
 ERNIE_REASONING = _thinking("ernie45", ("<think>", "</think>"), ("<response>", "</response>"))
 SEED_REASONING = _thinking("seed_oss", ("<seed:think>", "</seed:think>"))
 LONGCAT_REASONING = _thinking("longcat", ("<longcat_think>", "</longcat_think>"))
 APERTUS_REASONING = _thinking("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"))
+MINIMAX3_REASONING = _thinking("minimax_m3", ("<mm:think>", "</mm:think>"), until=("]<]minimax[>[<tool_call>",))
+PLAMO_REASONING = _thinking(
+    "plamo3",
+    ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+    until=("<|plamo:begin_tool_requests:plamo|>",),
+    silent=("<|plamo:tag|>",),
+)

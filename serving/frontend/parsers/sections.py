@@ -1,4 +1,4 @@
-"""DeepSeek V3 and Kimi K2: a section of calls between marks, each a header with the tool's name, then its arguments as an object."""
+"""DeepSeek V3, Kimi K2, PLaMo 3: a section of calls, each a header with the tool's name between marks, then its arguments as an object."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FENCE = "`\n "
 
 @dataclass(frozen=True)
 class Sections:
-    """The marks of one family; `name`: the tool's name out of a header, empty when there is none."""
+    """The marks of one family; `name`: the tool's name out of a header, empty when there is none; call_ends: in a row behind a call."""
 
     calls: str
     calls_end: str
     call: str
-    call_end: str
+    call_ends: tuple[str, ...]
     name: Callable[[str], str]
 
 
@@ -43,16 +43,20 @@ def sectioned(marks: Sections) -> Callable[[Flow], Script[None]]:
 
 
 def _call(flow: Flow, marks: Sections) -> Script[bool]:
-    header = yield from flow.upto("{", marks.call_end)
+    end = marks.call_ends[0]
+    header = yield from flow.upto("{", end)
     name = marks.name(header or "")
     if not name or (yield from flow.peek()) != "{":
         return False
     flow.call(name)
     yield from read_arguments(flow, flow.arguments)
-    if (yield from flow.upto(marks.call_end)) is None:
-        rest = flow.before_cut(marks.call_end)
+    if (yield from flow.upto(end)) is None:
+        rest = flow.before_cut(end)
         flow.text = (flow.text if rest is None else rest).lstrip(FENCE)
-    yield from flow.close(marks.call_end)
+    for each in marks.call_ends:
+        yield from flow.close(each)
+        if each != marks.call_ends[-1]:
+            yield from flow.skip_space()
     return True
 
 
@@ -75,22 +79,46 @@ def _kimi_name(header: str) -> str:
     return kind.strip().removeprefix("functions.").rpartition(":")[0] if separator else ""
 
 
-def _family(names: tuple[str, ...], marks: Sections, separator: str, head: str) -> Family:
-    every = (marks.calls, marks.calls_end, marks.call, marks.call_end, separator)
+_PLAMO_NAME = tuple(f"<|plamo:{what}_tool_name:plamo|>" for what in ("begin", "end"))
+
+
+def _plamo_name(header: str) -> str:
+    """Out of `⟨name⟩name⟨end of name⟩⟨arguments⟩…`."""
+    name, end, _ = header.partition(_PLAMO_NAME[0])[2].partition(_PLAMO_NAME[1])
+    return name.strip() if end else ""
+
+
+def _family(names: tuple[str, ...], marks: Sections, head: str, inner: tuple[str, ...], opening: str = "") -> Family:
+    """`opening`, `head`: what stands between a call's first mark and the name, and from there to the arguments; inner: marks in them."""
+    every = (marks.calls, marks.calls_end, marks.call, *marks.call_ends, *inner)
     around = {"before": marks.calls, "after": marks.calls_end, "trigger": marks.calls}
-    shape = CallShape(marks.call, head + separator, marks.call_end, marks=every, bare_name=True, **around)
+    shape = CallShape(marks.call + opening, head, "".join(marks.call_ends), marks=every, bare_name=True, **around)
     return Family("tools", names, scripted(sectioned(marks)), signs=(marks.calls, marks.call), marks=every, shapes=(shape,))
 
 
 DEEPSEEK = _family(
     ("deepseek_v3", "deepseek_v31"),
-    Sections("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek_name),
-    SEPARATOR,
-    "NAME",
+    Sections("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", ("<｜tool▁call▁end｜>",), _deepseek_name),
+    "NAME" + SEPARATOR,
+    (SEPARATOR,),
 )
 KIMI = _family(
     ("kimi_k2",),
-    Sections("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>", _kimi_name),
-    ARGUMENTS,
-    "functions.NAME:0",
+    Sections("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", ("<|tool_call_end|>",), _kimi_name),
+    "functions.NAME:0" + ARGUMENTS,
+    (ARGUMENTS,),
+)
+_PLAMO_TYPE = ("<|plamo:begin_tool_arguments:plamo|>", "<|plamo:constrain|>", "<|plamo:msg|>")
+PLAMO = _family(
+    ("plamo3",),
+    Sections(
+        "<|plamo:begin_tool_requests:plamo|>",
+        "<|plamo:end_tool_requests:plamo|>",
+        "<|plamo:begin_tool_request:plamo|>",
+        ("<|plamo:end_tool_arguments:plamo|>", "<|plamo:end_tool_request:plamo|>"),
+        _plamo_name,
+    ),
+    "NAME" + _PLAMO_NAME[1] + "json".join(("".join(_PLAMO_TYPE[:2]), _PLAMO_TYPE[2])),
+    (*_PLAMO_NAME, *_PLAMO_TYPE),
+    opening=_PLAMO_NAME[0],
 )

@@ -3,101 +3,227 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pagoda.serving.frontend.parsers.events import CallShape, Content, Family
 from pagoda.serving.frontend.parsers.flow import Flow, Script, scripted
+from pagoda.serving.frontend.parsers.json_calls import read_arguments, read_calls
+
+_TYPE = re.compile(r'\b(?:string|type)="(\w*)"')
+_QUOTE = re.compile("[\"']")
 
 
 @dataclass(frozen=True)
 class Tags:
     """How one family spells them.
 
-    starts: what may stand before a call. function: opens a call; its name follows, up to ">". parameter: likewise with the key,
-    in which an attribute `string="true"` or "false" settles the type. ends: what may stand behind a call.
+    Attributes:
+        starts: what may stand before a call. ends: what may stand behind one.
+        functions: any opens a call; its name follows, up to `tag_end`. function_end: ends it.
+        parameters: likewise with the key, in which an attribute `string="true"` or "false", or `type="…"`, settles the type.
+        gates: where given, only behind one of these a call may begin.
+        trim: what is no part of a value: a line break at each end, all space there, or nothing.
+        literal: marks that may stand around a value inside its parameter. skipped: marks around a call's parameters that say nothing.
+        whole: marks around all arguments as one object. as_json: behind a start, calls may be objects instead.
+        free: arguments that the tool does not list are JSON where they can be, not text.
     """
 
     starts: tuple[str, ...]
-    function: str
+    functions: tuple[str, ...]
     function_end: str
-    parameter: str
+    parameters: tuple[str, ...]
     parameter_end: str
     ends: tuple[str, ...]
+    tag_end: str = ">"
+    gates: tuple[str, ...] = ()
+    trim: Literal["line", "space", ""] = "line"
+    literal: tuple[str, str] | None = None
+    skipped: tuple[str, ...] = ()
+    whole: tuple[str, str] | None = None
+    as_json: bool = False
+    free: bool = False
 
 
 def tagged(tags: Tags) -> Callable[[Flow], Script[None]]:
     """The script of one family."""
 
     def script(flow: Flow) -> Script[None]:
-        while mark := (yield from flow.plain(Content, *tags.starts, tags.function)):
-            while mark in tags.starts:
+        while mark := (yield from flow.plain(Content, *(tags.gates or (*tags.starts, *tags.functions)))):
+            while mark in tags.starts or mark in tags.gates:
                 yield from flow.skip_space()
-                mark = yield from flow.eat(*tags.starts, tags.function)
-            name = (yield from flow.upto(">")) if mark else None
-            if not name or not _plain_name(name):
-                continue
-            flow.call(_plain_name(name))
-            flow.take(1)
-            yield from _parameters(flow, tags, flow.context.tools.get(_plain_name(name), {}))
-            yield from flow.skip_space()
-            while (yield from flow.close(*tags.ends)):
-                yield from flow.skip_space()
+                mark = yield from flow.eat(*tags.starts, *tags.functions)
+            if not mark and tags.as_json and (yield from flow.peek()) in ("{", "["):
+                yield from _as_json(flow, tags)
+            while mark and (yield from _call(flow, tags)):
+                flow.hold()
+                mark = yield from flow.eat(*tags.functions)
 
     return script
 
 
-def _plain_name(header: str) -> str:
-    return header.strip().partition('"')[0].strip()
+def _as_json(flow: Flow, tags: Tags) -> Script[None]:
+    before = flow.calls
+    yield from read_calls(flow)
+    if flow.calls > before:
+        yield from _ends(flow, tags)
+
+
+def _call(flow: Flow, tags: Tags) -> Script[bool]:
+    name = _offered(plain_name((yield from flow.upto(tags.tag_end)) or ""), flow)
+    if not name:
+        return False
+    flow.call(name)
+    flow.take(len(tags.tag_end))
+    yield from _parameters(flow, tags, flow.context.tools.get(name, {}))
+    yield from _ends(flow, tags)
+    return True
+
+
+def _ends(flow: Flow, tags: Tags) -> Script[None]:
+    yield from flow.skip_space()
+    while (yield from flow.close(*tags.ends)):
+        yield from flow.skip_space()
+
+
+def _offered(name: str, flow: Flow) -> str:
+    """Muse writes `NAME.NAME` for a tool that has no namespace."""
+    head, _, tail = name.partition(".")
+    return head if head == tail and name not in flow.context.tools and head in flow.context.tools else name
+
+
+def plain_name(header: str) -> str:
+    """Out of the rest of a tag, `NAME" other="…"`."""
+    return _QUOTE.split(header.strip())[0].strip().replace("&quot;", '"').replace("&amp;", "&")
 
 
 def _parameters(flow: Flow, tags: Tags, schema: Any) -> Script[None]:
     between = "{"
     while True:
         yield from flow.skip_space()
-        mark = yield from flow.eat(tags.parameter, tags.function_end)
-        if mark != tags.parameter:
-            if mark or flow.cut_in(tags.function_end, tags.parameter):
+        mark = yield from flow.eat(*tags.parameters, *tags.skipped, *(tags.whole or ())[:1], tags.function_end)
+        if mark and mark in tags.skipped:
+            continue
+        if tags.whole and mark == tags.whole[0]:
+            yield from read_arguments(flow, flow.arguments)
+            yield from flow.skip_space()
+            yield from flow.close(tags.whole[1])
+            yield from flow.skip_space()
+            yield from flow.close(tags.function_end)
+            return
+        if mark not in tags.parameters:
+            if mark or flow.cut_in(tags.function_end, tags.parameters[0]):
                 flow.arguments("{}" if between == "{" else "}")
             return None if mark or not flow.ended else flow.cut()
-        header = yield from flow.upto(">")
-        flow.take(1)
-        text = yield from flow.upto(tags.parameter_end)
+        header = yield from flow.upto(tags.tag_end)
+        flow.take(len(tags.tag_end))
+        text, trim = yield from _text(flow, tags)
         if header is None or text is None:
             return flow.cut()
-        flow.take(len(tags.parameter_end))
-        key = _plain_name(header)
-        value = json.dumps(_value(text, header, schema, key), ensure_ascii=False)
+        key = plain_name(header)
+        value = json.dumps(_value(_trimmed(text, trim), header, schema, key, tags), ensure_ascii=False)
         flow.arguments(f"{between}{json.dumps(key, ensure_ascii=False)}: {value}")
         between = ", "
 
 
-def _value(text: str, header: str, schema: Any, key: str) -> Any:
-    if 'string="true"' in header:
-        return text
-    text = text.removeprefix("\n").removesuffix("\n")
-    return from_text(text) if 'string="false"' in header else typed(text, schema, key)
+def _text(flow: Flow, tags: Tags) -> Script[tuple[str | None, str]]:
+    """A parameter's text, and what may be trimmed of it."""
+    if tags.literal:
+        yield from flow.skip_space()
+    literal = bool(tags.literal) and bool((yield from flow.eat(*(tags.literal or ())[:1])))
+    if literal and tags.literal:
+        text = yield from flow.upto(tags.literal[1])
+        yield from flow.upto(tags.parameter_end)
+    else:
+        text = yield from flow.upto(tags.parameter_end)
+    flow.take(len(tags.parameter_end))
+    return text, "" if literal else tags.trim
 
 
-def typed(text: str, schema: Any, key: str) -> Any:
-    """An argument's value of the type that the tool's schema gives `key`; text where it gives none or the text is no such value."""
-    kind = ((schema.get("properties") or {}).get(key) or {}).get("type", "string")
-    return text if kind == "string" else from_text(text)
+def _trimmed(text: str, trim: str) -> str:
+    if trim == "space":
+        return text.strip()
+    return text.removeprefix("\n").removesuffix("\n") if trim else text
+
+
+def _value(text: str, header: str, schema: Any, key: str, tags: Tags) -> Any:
+    declared = _TYPE.search(header)
+    if declared:
+        return text if declared.group(1) in ("true", "string") else from_text(text)
+    return typed(text, schema, key, "any" if tags.free else "string")
+
+
+def typed(text: str, schema: Any, key: str, default: str = "string") -> Any:
+    """An argument's value of a type that the tool's schema gives `key`, or `default`; text where the text is no such value."""
+    given = (schema.get("properties") or {}).get(key)
+    return valued(text, types_of(given, schema, (default,)))
+
+
+def valued(text: str, types: set[str]) -> Any:
+    """The value of one of these types that a text spells, the text where it can be none other; "any" is whatever it spells."""
+    value = from_text(text)
+    if "string" not in types:
+        return value
+    return value if types & _names(value) - {"string"} else text
+
+
+def types_of(given: Any, root: Any, default: tuple[str, ...] = ("string",)) -> set[str]:
+    """The JSON types that a schema allows at its top; `root`: where its references point. What says nothing is of the default's."""
+    given = resolved(given, root)
+    if not isinstance(given, dict) or not given:
+        return set(default)
+    if "type" in given:
+        return {str(kind) for kind in (given["type"] if isinstance(given["type"], list) else [given["type"]])}
+    choices = [choice for word in ("anyOf", "oneOf", "allOf") for choice in given.get(word) or ()]
+    if choices:
+        return {kind for choice in choices for kind in types_of(choice, root, default)}
+    values = given["enum"] if "enum" in given else [given["const"]] if "const" in given else []
+    return {kind for value in values for kind in _names(value)} or set(default)
+
+
+def resolved(given: Any, root: Any) -> Any:
+    """A schema, or what its reference into `root` names."""
+    for _ in range(_MOST_HOPS):
+        if not isinstance(given, dict) or not isinstance(given.get("$ref"), str):
+            break
+        name = given["$ref"].rpartition("/")[2]
+        given = (root.get("$defs") or {}).get(name) or (root.get("definitions") or {}).get(name)
+    return given
+
+
+_MOST_HOPS = 8
+
+
+def _names(value: Any) -> set[str]:
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int | float):
+        return {"number", "integer"} if float(value).is_integer() else {"number"}
+    return {{type(None): "null", str: "string", list: "array", dict: "object"}[type(value)]}
 
 
 def from_text(text: str) -> Any:
     """The JSON value that a text spells, Python's True and None too; else the text."""
-    for spelling in (text, text.strip().lower()):
-        try:
-            return json.loads("null" if spelling == "none" else spelling)
-        except ValueError:
-            continue
-    return text
+    word = text.strip().lower()
+    if word in _WORDS:
+        return _WORDS[word]
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return text
+
+
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(name)
 
 
 def _family(names: tuple[str, ...], tags: Tags, signs: tuple[str, ...], shapes: tuple[CallShape, ...] = ()) -> Family:
-    return Family("tools", names, scripted(tagged(tags)), signs=signs, marks=(*tags.starts, *tags.ends), shapes=shapes)
+    return Family("tools", names, scripted(tagged(tags)), signs=signs, marks=(*tags.gates, *tags.starts, *tags.ends), shapes=shapes)
 
 
 def _shape(start: str, end: str) -> CallShape:
@@ -107,15 +233,20 @@ def _shape(start: str, end: str) -> CallShape:
     return CallShape(f"{start}\n<function=", "NAME>\n", close, between="\n", trigger=start, marks=marks, bare_name=True, style="qwen_xml")
 
 
+def _functions(start: str, end: str, **how: Any) -> Tags:
+    return Tags((start,), ("<function=",), "</function>", ("<parameter=",), "</parameter>", (end,), **how)
+
+
 QWEN_CODER = _family(
     ("qwen3_coder", "qwen3_xml", "nemotron_v3", "step3p5"),
-    Tags(("<tool_call>",), "<function=", "</function>", "<parameter=", "</parameter>", ("</tool_call>",)),
+    _functions("<tool_call>", "</tool_call>"),
     ("<function=",),
     (_shape("<tool_call>", "</tool_call>"),),
 )
+MIMO = _family(("mimo",), _functions("<tool_call>", "</tool_call>", trim="", as_json=True), (), (_shape("<tool_call>", "</tool_call>"),))
 SEED = _family(
     ("seed_oss",),
-    Tags(("<seed:tool_call>",), "<function=", "</function>", "<parameter=", "</parameter>", ("</seed:tool_call>",)),
+    _functions("<seed:tool_call>", "</seed:tool_call>"),
     ("<seed:tool_call>",),
     (_shape("<seed:tool_call>", "</seed:tool_call>"),),
 )
@@ -127,26 +258,44 @@ def _listed(start: str, end: str, invoke: str, invoke_end: str, style: str) -> C
     return CallShape(f'{invoke} name="', 'NAME">\n', f"{invoke_end}\n", bare_name=True, style=style, **around)
 
 
+def _invokes(start: str, end: str, prefix: str = "", **how: Any) -> Tags:
+    """`<invoke name="…"><parameter name="…">`, with a prefix in each tag."""
+    return Tags(
+        (start,),
+        (f'<{prefix}invoke name="',),
+        f"</{prefix}invoke>",
+        (f'<{prefix}parameter name="',),
+        f"</{prefix}parameter>",
+        (end,),
+        **how,
+    )
+
+
 MINIMAX = _family(
     ("minimax_m2",),
-    Tags(("<minimax:tool_call>",), '<invoke name="', "</invoke>", '<parameter name="', "</parameter>", ("</minimax:tool_call>",)),
+    _invokes("<minimax:tool_call>", "</minimax:tool_call>"),
     ("<minimax:tool_call>",),
     (_listed("<minimax:tool_call>", "</minimax:tool_call>", "<invoke", "</invoke>", "minimax_xml"),),
 )
-DSML = "｜DSML｜"
-DEEPSEEK_V32 = _family(
-    ("deepseek_v32",),
-    Tags(
-        (f"<{DSML}function_calls>",),
-        f'<{DSML}invoke name="',
-        f"</{DSML}invoke>",
-        f'<{DSML}parameter name="',
-        f"</{DSML}parameter>",
-        (f"</{DSML}function_calls>",),
-    ),
-    (f"<{DSML}",),
-    (_listed(f"<{DSML}function_calls>", f"</{DSML}function_calls>", f"<{DSML}invoke", f"</{DSML}invoke>", "deepseek_xml"),),
+DOTS = _family(
+    ("dots",),
+    _invokes("<dots_function_call>", "</dots_function_call>", as_json=True),
+    ("<dots_function_call>",),
+    (_listed("<dots_function_call>", "</dots_function_call>", "<invoke", "</invoke>", "minimax_xml"),),
 )
+DSML = "｜DSML｜"
+
+
+def _dsml(names: tuple[str, ...], prefix: str, section: str, sign: str, style: str) -> Family:
+    start, end = f"<{prefix}{section}>", f"</{prefix}{section}>"
+    shape = _listed(start, end, f"<{prefix}invoke", f"</{prefix}invoke>", style)
+    return _family(names, _invokes(start, end, prefix, trim=""), (sign,), (shape,))
+
+
+DEEPSEEK_V32 = _dsml(("deepseek_v32",), DSML, "function_calls", f"<{DSML}", "deepseek_xml")
+DEEPSEEK_V4 = _dsml(("deepseek_v4",), DSML, "tool_calls", f"<{DSML}tool_calls", "deepseek_xml")
+DEEPSEEK_V41 = _dsml(("deepseek_v41",), f"{DSML} ", "calls", f"<{DSML} ", "deepseek_v4_1_xml")
+
 _CALLS, _CALLS_END, _CALL, _CALL_END = (f"<｜tool_{what}｜>" for what in ("calls_begin", "calls_end", "call_begin", "call_end"))
 _SEPARATOR = "<｜tool_sep｜>"
 _STEPS = CallShape(
@@ -164,12 +313,51 @@ STEP3 = _family(
     ("step3",),
     Tags(
         ("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>function<｜tool_sep｜>"),
-        '<steptml:invoke name="',
+        ('<steptml:invoke name="',),
         "</steptml:invoke>",
-        '<steptml:parameter name="',
+        ('<steptml:parameter name="',),
         "</steptml:parameter>",
         ("<｜tool_call_end｜>", "<｜tool_calls_end｜>"),
     ),
     ("<steptml:",),
     (_STEPS,),
+)
+
+
+def _opened(tag: str, quote: str, space: str = " ") -> str:
+    return f"<{tag}{space}name={quote}"
+
+
+MINICPM5 = Family(
+    "tools",
+    ("minicpm5",),
+    scripted(
+        tagged(
+            Tags(
+                (),
+                tuple(_opened("function", quote, space) for quote in "\"'" for space in (" ", "")),
+                "</function>",
+                tuple(_opened("param", quote, space) for quote in "\"'" for space in (" ", "")),
+                "</param>",
+                (),
+                trim="space",
+                literal=("<![CDATA[", "]]>"),
+                skipped=("<arguments>", "</arguments>"),
+            )
+        )
+    ),
+    signs=("<param name=",),
+    marks=('<function name="', "</function>", '<param name="', "</param>"),
+    shapes=(
+        CallShape(
+            '<function name="',
+            'NAME">',
+            "</function>",
+            between="\n",
+            trigger='<function name="',
+            marks=("<function", "</function>", "<param", "</param>"),
+            bare_name=True,
+            style="minicpm5",
+        ),
+    ),
 )

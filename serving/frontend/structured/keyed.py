@@ -17,7 +17,7 @@ Format = dict[str, Any]
 
 
 class Style(NamedTuple):
-    """before, middle, after: around a key and a value. between: pairs of them."""
+    """before, middle, after: around a key and a value; SUFFIX in them stands for the shape's. between: pairs of them."""
 
     before: str
     middle: str
@@ -29,6 +29,10 @@ STYLES = {
     "python": Style("", "=", "", ", "),
     "gemma": Style("", ":", "", ","),
     "step3": Style('<steptml:parameter name="', '">', "</steptml:parameter>\n", ""),
+    "atem": Style('<atem:parameter name="', '">', "</atem:parameter>\n", ""),
+    "minicpm5": Style('<param name="', '">', "</param>", ""),
+    "pairs": Style("<arg_keySUFFIX>", "</arg_keySUFFIX><arg_valueSUFFIX>", "</arg_valueSUFFIX>", ""),
+    "ifm_pairs": Style("<ifm|arg_key>", "</ifm|arg_key><ifm|arg_value>", "</ifm|arg_value>", ""),
 }
 ANY_KEY = r"[A-Za-z_][A-Za-z0-9_]*"
 _SHARED = ("$defs", "definitions")
@@ -38,7 +42,8 @@ class Keyed:
     """Writes one shape's arguments. `pieces`: a text with marks in it as formats; `param`: the request's field, for errors."""
 
     def __init__(self, shape: CallShape, pieces: Callable[[str], list[Format]], param: str) -> None:
-        self._style, self._name, self._quote = STYLES[shape.style], shape.style, shape.quote
+        self._style = Style(*(part.replace("SUFFIX", shape.suffix) for part in STYLES[shape.style]))
+        self._name, self._quote = shape.style, shape.quote
         self._pieces, self._param = pieces, param
 
     def arguments(self, schema: Mapping[str, Any]) -> Format:
@@ -76,7 +81,7 @@ class Keyed:
         value = self._string({}) if self._name != "python" else {"type": "json_schema", "json_schema": {}}
         key: Format = {"type": "regex", "pattern": ANY_KEY}
         style = self._style
-        pair = in_a_row([*self._pieces(style.before), key, text(style.middle), value, *self._pieces(style.after)])
+        pair = in_a_row([*self._pieces(style.before), key, *self._pieces(style.middle), value, *self._pieces(style.after)])
         more = in_a_row([*self._pieces(style.between), pair])
         return {"type": "optional", "content": in_a_row([pair, {"type": "star", "content": more}])}
 
@@ -84,7 +89,7 @@ class Keyed:
         if self._name == "python" and not key.isidentifier():
             raise self._refused(f"the argument {key!r}, which is no name")
         style = self._style
-        return in_a_row([text(style.before + key + style.middle), self._value(schema, shared), *self._pieces(style.after)])
+        return in_a_row([*self._pieces(style.before + key + style.middle), self._value(schema, shared), *self._pieces(style.after)])
 
     def _value(self, schema: Any, shared: Mapping[str, Any]) -> Format:
         plain: Format = {"type": "json_schema", "json_schema": {**schema, **shared} if isinstance(schema, dict) else schema}
@@ -97,7 +102,7 @@ class Keyed:
             return plain
         if kind == "string":
             return self._string(schema)
-        if self._name == "step3":
+        if self._name != "gemma":
             return plain if kind in ("object", "array") else self._string({})
         return self._nested(kind, schema, shared)
 
