@@ -33,7 +33,7 @@ SHARED = _words(
     --disable-fastapi-docs --middleware --ssl-ciphers --ssl-ca-certs --ssl-cert-reqs --allowed-origins --allowed-methods
     --allowed-headers --allow-credentials --response-role --limit-mm-per-prompt --allowed-local-media-path --allowed-media-domains
     --uvicorn-log-level --disable-uvicorn-access-log --enable-lora --lora-modules --max-loras --max-lora-rank --max-cpu-loras
-    --profiler-config --runner --convert --pooler-config --use-tqdm-on-load --model-impl
+    --enable-prompt-embeds --profiler-config --runner --convert --pooler-config --use-tqdm-on-load --model-impl
     --root-path --config --grpc-port --speculative-config -sc --spec-method --spec-tokens --kv-offloading-size --kv-transfer-config
     """
 )

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     import torch
 
 
+EMBEDS = "embeds"
+"""Modality of items that bring their embeddings themselves, as the tensor of this name."""
+
+
 @dataclass(frozen=True)
 class Numbers:
     """A tensor as it crosses between processes: raw bytes in C order, `dtype` by its numpy name."""
@@ -25,7 +29,7 @@ class MediaItem:
     """One image, or whatever else an encoder turns into rows of embeddings.
 
     Attributes:
-        modality: "image", "video" or "audio".
+        modality: "image", "video", "audio" or `EMBEDS`.
         digest: of the content (`digest_of`): items with equal digests have equal embeddings and may share pages.
         offset, length: the stretch of the prompt's tokens that the embeddings replace, one row a token.
         tensors: what the encoder takes, by the names that transformers' processors give (pixel_values, image_grid_thw, …).

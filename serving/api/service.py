@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pagoda.hal.errors import EngineDeadError, NotFoundError, PagodaError, RequestError
+from pagoda.models.media import Numbers
 from pagoda.serving.api.adapters import AdapterCard, cards_of
 from pagoda.serving.api.config import ServerConfig
 from pagoda.serving.api.desk import Desk, SharedDesk
@@ -29,8 +30,10 @@ from pagoda.serving.engine.client import EngineClient
 from pagoda.serving.engine.mailbox import PATIENCE, Plain
 from pagoda.serving.engine.messages import EngineRequest, FinishReason, RequestDelta, TokenLogprobs, error_of, one_by_one
 from pagoda.serving.engine.pooling import Pooled
+from pagoda.serving.frontend.embeds_child import EmbedsChild
 from pagoda.serving.frontend.media_child import MediaChild
 from pagoda.serving.frontend.processor import MANY, Encoded, Processor, check_kinds
+from pagoda.serving.frontend.prompt_embeds import PARAM
 from pagoda.serving.frontend.text import TextFrontend
 from pagoda.serving.frontend.text_deltas import RequestText, TextDelta
 
@@ -79,6 +82,7 @@ class Service:
         self.client, self.text, self.card, self.config = client, text, card, config
         media = MediaChild(Path(card.root)) if client.facts.modalities else None
         self.processor = Processor(text, client.facts, card.sampling_defaults, media)
+        self._embeds = EmbedsChild(client.facts.embeds_width, client.facts.max_model_len - 1) if client.facts.embeds_width else None
         self._fetcher = Fetcher(config.allowed_media_domains, config.allowed_local_media_path)
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="images")
         self.metrics = Metrics(card.names[0])
@@ -174,6 +178,12 @@ class Service:
         read = asyncio.get_running_loop().run_in_executor(self._readers, lambda: read_media(text, given, add_special_tokens=False))
         ids, items, positions = await read
         return Encoded(ids, text, items, positions)
+
+    async def rows(self, text: str) -> Numbers:
+        """A prompt of embeddings from its base64. Raises `RequestError` for what is none, and where none are taken."""
+        if self._embeds is None:
+            raise RequestError("prompts of embeddings are not taken by this server; start it with --enable-prompt-embeds", param=PARAM)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._embeds, text)
 
     async def generate(
         self,

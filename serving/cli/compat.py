@@ -82,7 +82,6 @@ FLAGS = (
     _value("--hf-config-path", "", "replace keys of config.json with --hf-overrides"),
     _value("--model-class-overrides", "{}", "register a family by a plugin: docs/design/models.md"),
     _value("--config-format", "auto hf"),
-    _switch("--enable-prompt-embeds"),
     _value("--logits-processors"),
     replace(_switch("--enforce-eager", "off", _GRAPHS), stands={"on": ("graphs", "none")}),
     _value("--quantization-config"),

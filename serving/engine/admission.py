@@ -236,4 +236,14 @@ def make_admission(sequence: Sequence) -> Admission:
     request = sequence.request
     output = tuple(sequence.tokens[len(request.source.prompt) :].tolist()) if len(sequence.tokens) > len(request.source.prompt) else ()
     source = request.source
-    return Admission(sequence.slot, request.params, source.prompt, output, sequence.index, source.eos_ids, source.pooling, source.positions)
+    return Admission(
+        sequence.slot,
+        request.params,
+        source.prompt,
+        output,
+        sequence.index,
+        source.eos_ids,
+        source.pooling,
+        source.positions,
+        source.spoken,
+    )

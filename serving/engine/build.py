@@ -38,7 +38,7 @@ from pagoda.serving.engine.pooling_runner import PoolingRunner
 from pagoda.serving.engine.profile_desk import ProfileDesk
 from pagoda.serving.engine.runner import Runner, RunnerLimits
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
-from pagoda.serving.engine.sizing import describe_model, in_whole_steps, media_rows, size
+from pagoda.serving.engine.sizing import describe_model, embeds_width, in_whole_steps, media_of, media_rows, size
 from pagoda.serving.engine.spec.ahead import open_drafter
 from pagoda.serving.engine.target import Target, open_target, ranks
 from pagoda.serving.engine.transfer.make import StoreSpec, files_of, identity_of, make_connector, make_shelf
@@ -112,7 +112,8 @@ def build_runner(config: EngineConfig, topology: Topology, target: Target | None
     pages.bind(model)
     device.memory.trim()  # what loading needed beside the weights
     _check_weights(model.loaded.nbytes, facts.weight_bytes)
-    runner_facts = replace(_facts(config, target, sizes.groups, pages, model, max_model_len), adapters=adapters)
+    told = _facts(config, target, sizes.groups, pages, model, max_model_len)
+    runner_facts = replace(told, adapters=adapters, embeds_width=embeds_width(config, description))
     limits = RunnerLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len, runner_facts.overlap)
     shelf = _shelf(config, pages, topology.rank)
     kind = Runner if facts.pooler is None else PoolingRunner
@@ -184,7 +185,7 @@ def _facts(
         length_epochs=model.facts.length_epochs,
         pooling=_pooling(model),
         whole_prompts=model.facts.whole_prompts,
-        media=model.facts.media,
+        media=media_of(config, model.facts),
         media_rows=media_rows(config, model.facts),
         encoder=model.facts.encoder,
         logprobs=config.logprobs_mode,

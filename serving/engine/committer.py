@@ -169,7 +169,9 @@ class Committer:
             if self._ledger.slots.open[slot]:
                 request = self._ledger.slots.sequence(slot).request
                 self._ledger.counters["corrupted"] += 1
-                failed.append(end_request(self._ledger, request, FinishReason.ERROR, "the model gave NaN for this request"))
+                request.failure = _corruption(request)
+                told = request.failure or "the model gave NaN for this request"
+                failed.append(end_request(self._ledger, request, FinishReason.ERROR, told))
         return failed
 
     def _fail_unseen(self, result: StepResult) -> list[RequestDelta]:
@@ -195,6 +197,14 @@ class Committer:
                 missing = len(sequence.request.source.prompt) - 1 - len(collected)
                 done = len(collected) - int(plan.starts[row])
                 collected.extend(as_logprobs(logprobs)[done : done + missing])
+
+
+def _corruption(request: Request) -> str | None:
+    """What is wrong with a request for which the model gave NaN, where it brought numbers of its own."""
+    if not request.source.media:
+        return None
+    what = "embeddings" if not request.source.spoken else " and ".join(sorted({item.modality for item in request.source.media}))
+    return f"the model makes NaN of the {what} of this request; send others"
 
 
 def is_plain(sequence: Sequence) -> bool:

@@ -109,6 +109,9 @@ class EngineConfig:
         ),
     ] = None
     tensor_parallel_size: Annotated[int, Flag("Ranks that each layer is split over.", ("-tp",), section="Execution")] = 1
+    enable_prompt_embeds: Annotated[bool, Flag("Take prompts that are rows of embeddings: `prompt_embeds` of completions and the SDK.")] = (
+        False
+    )
     seed: Annotated[int, Flag("Seed of dummy weights and of requests that bring none.")] = 0
     kernel: Annotated[
         dict[str, str], Flag("Force a kernel, as in `--kernel paged_attention=reference`; repeatable.", metavar="OP=NAME")

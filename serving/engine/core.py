@@ -37,6 +37,12 @@ class Command(NamedTuple):
 EAGER_S = 0.002
 """While the ranks have nothing to do, requests are taken for no longer than this before a step begins with those that are there."""
 
+_SAME = (
+    "max_model_len", "num_pages", "vocab_size", "device", "kernels", "adapter_slots", "load_seconds", "pooling", "encoder", "logprobs",
+    "embeds_width",
+)  # fmt: skip
+"""Facts that a frontend is told as the ranks say them."""
+
 NOTHING = Command(lambda: None, lambda _: None)
 """Makes the loop look at what has happened."""
 
@@ -115,19 +121,10 @@ class EngineCore:
         """What a frontend is told."""
         facts = self._runner_facts
         return EngineFacts(
-            max_model_len=facts.max_model_len,
-            num_pages=facts.num_pages,
+            **{name: getattr(facts, name) for name in _SAME},
             tokens_per_page=facts.groups[0].tokens_per_page if facts.groups else 1,
-            vocab_size=facts.vocab_size,
-            device=facts.device,
-            kernels=facts.kernels,
             adapters=tuple(tuple(adapter.module) for adapter in facts.adapters),
-            adapter_slots=facts.adapter_slots,
-            load_seconds=facts.load_seconds,
-            pooling=facts.pooling,
             modalities=facts.media.modalities if facts.media is not None else (),
-            encoder=facts.encoder,
-            logprobs=facts.logprobs,
         )
 
     def follow_grammars(self, compiler: Compiler) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pagoda.hal.device import Device
 from pagoda.hal.memory import MemoryKind
-from pagoda.models.media import Encoder, EncoderInput, MediaFacts
+from pagoda.models.media import EMBEDS, Encoder, EncoderInput, MediaFacts
 from pagoda.models.media_tensors import array_of, tensor_of
 from pagoda.models.model import Model
 from pagoda.serving.engine.plan import Admission, EncodeJob, LongArray, MediaPlan, StepPlan
@@ -43,12 +43,25 @@ class EmbeddingStore:
         """Fill rows with the embeddings of new items. Returns why some could not be made, by digest: those rows are zeros."""
         if not plan.jobs:
             return {}
+        self._take([job for job in plan.jobs if EMBEDS in job.tensors])
+        jobs = [job for job in plan.jobs if EMBEDS not in job.tensors]
+        if not jobs:
+            return {}
         assert model.encoder is not None
         try:
-            self._fill(model.encoder, plan.jobs)
+            self._fill(model.encoder, jobs)
             return {}
         except Exception:  # of whichever item; each is tried alone, so that the others are served
-            return {job.digest: why for job in plan.jobs if (why := self._try(model.encoder, job))}
+            return {job.digest: why for job in jobs if (why := self._try(model.encoder, job))}
+
+    def _take(self, jobs: Sequence[EncodeJob]) -> None:
+        """Items that bring their rows, all of a step at once; what rows have beyond them is zeros."""
+        if not jobs:
+            return
+        given = torch.cat([tensor_of(job.tensors[EMBEDS]).to(self.rows.dtype) for job in jobs])
+        rows = given.new_zeros(len(given), self.rows.shape[1])
+        rows[:, : given.shape[1]] = given
+        self.rows[torch.from_numpy(np.concatenate([job.rows for job in jobs])).to(self.rows.device)] = rows.to(self.rows.device)
 
     def _try(self, encoder: Encoder, job: EncodeJob) -> str | None:
         try:

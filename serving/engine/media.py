@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from pagoda.hal.errors import CapacityError, RequestError
-from pagoda.models.media import MediaItem
+from pagoda.models.media import EMBEDS, MediaItem
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.plan import EncodeJob, IntArray, LongArray, MediaPlan, RunnerFacts
 from pagoda.serving.engine.slots import Slots
@@ -62,7 +62,7 @@ class MediaDesk:
                 break
             if item.end <= start:
                 continue
-            cut = self.store.whole and start + count < item.end
+            cut = self.store.whole and item.modality != EMBEDS and start + count < item.end
             if cut or not self._have(request, item):
                 return max(item.offset - start, 0)
         return count
@@ -78,7 +78,7 @@ class MediaDesk:
                 if low < high:
                     rows.append(np.arange(first + low - start, first + high - start))
                     sources.append(self._held[item.digest][low - item.offset : high - item.offset])
-                    spans.append(np.repeat([[item.offset], [item.end]], high - low, axis=1))
+                    spans.append(_spans(item, low, high))
         jobs, self._jobs, self._made = tuple(self._jobs), [], 0
         self._used.clear()
         if not rows and not jobs:
@@ -135,8 +135,9 @@ class MediaDesk:
 
     def _waits(self, item: MediaItem) -> bool:
         """One after another while others decode: their next token waits for one item, however many came."""
-        decodes = self.slots.active & (self.slots.total > self.slots.prompt)
-        return self._made + item.length > self.store.per_step or bool(decodes.any())
+        if self._made + item.length > self.store.per_step:
+            return True
+        return item.modality != EMBEDS and bool((self.slots.active & (self.slots.total > self.slots.prompt)).any())
 
     def _room(self, count: int) -> bool:
         """Whether so many rows are free, after taking those of items that no row of this step needs."""
@@ -148,6 +149,13 @@ class MediaDesk:
                 break
             self._free = np.concatenate([self._free, self._held.pop(digest)])
         return True
+
+
+def _spans(item: MediaItem, low: int, high: int) -> LongArray:
+    """`[2, high − low]`: where what each of these tokens sees in both directions begins and ends."""
+    if item.modality == EMBEDS:
+        return np.stack([np.arange(low, high), np.arange(low + 1, high + 1)])
+    return np.repeat([[item.offset], [item.end]], high - low, axis=1)
 
 
 def marks_of(media: Seq[MediaItem], unit: int) -> dict[int, bytes]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pagoda.hal.errors import PagodaError, RequestError
 from pagoda.models.encoding import EncoderFacts
-from pagoda.models.media import MediaItem, MediaPositions
+from pagoda.models.media import EMBEDS, MediaItem, MediaPositions
 from pagoda.serving.engine.histograms import Told
 from pagoda.serving.engine.params import LogprobsMode, SamplingParams
 from pagoda.serving.engine.pooling import Pooled, PoolingFacts, PoolingParams
@@ -88,6 +88,11 @@ class EngineRequest:
     media: tuple[MediaItem, ...] = ()
     positions: MediaPositions | None = None
     encoder: EncoderPrompt | None = None
+
+    @property
+    def spoken(self) -> bool:
+        """The prompt's ids are tokens, rather than places of embeddings."""
+        return not (self.media and self.media[0].modality == EMBEDS)
 
 
 @dataclass(frozen=True)
@@ -258,6 +263,7 @@ class EngineFacts:
         modalities: what it takes beside tokens.
         encoder: of a model whose decoder attends to one.
         logprobs: what stands for the logprobs of sampled tokens.
+        embeds_width: numbers of a row of a prompt of embeddings; 0 where none are taken.
     """
 
     max_model_len: int
@@ -273,3 +279,4 @@ class EngineFacts:
     modalities: tuple[str, ...] = ()
     encoder: EncoderFacts | None = None
     logprobs: LogprobsMode = "raw_logprobs"
+    embeds_width: int = 0

@@ -38,6 +38,7 @@ class Admission(NamedTuple):
         eos_ids: end tokens; with `params.stop_token_ids` they are held back until `params.min_tokens` are out.
         pooling: of a request that is pooled.
         positions: of a prompt with media, for models with several a token.
+        spoken: the prompt's ids are tokens, rather than places of embeddings.
     """
 
     slot: int
@@ -48,6 +49,7 @@ class Admission(NamedTuple):
     eos_ids: tuple[int, ...] = ()
     pooling: PoolingParams | None = None
     positions: MediaPositions | None = None
+    spoken: bool = True
 
 
 class PageCopies(NamedTuple):
@@ -251,7 +253,7 @@ class RunnerFacts:
         trees: its attention takes drafts that branch (`ops.attention.TreeMask`).
         load_seconds: see `EngineFacts`.
         pooling: see `EngineFacts`. whole_prompts: a step takes no parts of prompts.
-        media: see `models.media.MediaFacts`; media_rows: embeddings that the ranks keep.
+        media: see `models.media.MediaFacts`; media_rows: embeddings that the ranks keep. embeds_width: see `EngineFacts`.
         encoder: of a model whose decoder attends to one, or None.
         in_calls: a step has ended when the call that starts it returns (`hal.info.Feature.IN_CALLS`): none is begun beside another.
         length_epochs: a `models.model.LengthEpochs` where a sequence that grows must be computed anew, or None.
@@ -280,6 +282,7 @@ class RunnerFacts:
     whole_prompts: bool = False
     media: MediaFacts | None = None
     media_rows: int = 0
+    embeds_width: int = 0
     encoder: EncoderFacts | None = None
     logprobs: LogprobsMode = "raw_logprobs"
     captures: Captures | None = None

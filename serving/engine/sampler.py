@@ -201,7 +201,7 @@ class TokenCounts:
         there, place = self._device.torch_device, torch.tensor([self._place_of(admission.slot)])
         assert self._prompt is not None and self._counts is not None
         prompt = np.zeros((1, self._vocab), np.bool_)
-        prompt[0, list(admission.prompt)] = True
+        prompt[0, list(admission.prompt) if admission.spoken else []] = True
         counts = np.bincount(np.array(admission.output, np.int64), minlength=self._vocab).astype(np.int32)[None]
         # Whole rows, whose shapes depend on nothing.
         self._prompt.index_copy_(0, place.to(there), torch.from_numpy(prompt).to(there))

@@ -9,9 +9,11 @@ from pagoda.hal.info import Feature
 from pagoda.hal.kv import DTYPE_BYTES, CacheGroup, CacheKind
 from pagoda.hal.memory import MemoryPlan, MemoryRequest
 from pagoda.models.adapters.slots import LoraLimits
+from pagoda.models.bridge.spec import BridgeSpec
 from pagoda.models.conversion import Wanted
 from pagoda.models.load import Description, describe, open_checkpoint, page_sizes
 from pagoda.models.loading.reference import resolve
+from pagoda.models.media import MediaFacts
 from pagoda.models.model import ModelFacts
 from pagoda.models.parallel.shard import Shard
 from pagoda.serving.engine.config import EngineConfig
@@ -83,6 +85,7 @@ def in_whole_steps(config: EngineConfig, description: Description) -> EngineConf
 def size(config: EngineConfig, target: Target, description: Description) -> Sizes:
     """Plan the memory of one rank. Raises `CapacityError` naming what is too big and what would fit."""
     _check_positions(config, description)
+    embeds_width(config, description)
     groups, padding = cache_groups(config, target, description)
     work = _work(config, description, groups, target)
     memory = target.device.memory.plan(_request(config, target, description, groups, work))
@@ -92,12 +95,23 @@ def size(config: EngineConfig, target: Target, description: Description) -> Size
     return Sizes(description, groups, padding, work, memory, num_pages, longest, _max_model_len(config, description, longest))
 
 
+def media_of(config: EngineConfig, facts: ModelFacts) -> MediaFacts | None:
+    """What requests may bring beside tokens. Raises `ConfigError` where that is to be embeddings and the model takes none."""
+    if not config.enable_prompt_embeds:
+        return facts.media
+    why = "answers with vectors or scores" if facts.pooler is not None else "has an encoder" if facts.encoder is not None else None
+    if why is not None:
+        raise ConfigError(f"enable_prompt_embeds: this model {why} and takes no prompts of embeddings; leave it out")
+    return facts.media or MediaFacts((), facts.width)
+
+
 def media_rows(config: EngineConfig, facts: ModelFacts) -> int:
     """Embeddings of media that the ranks keep: those of the longest prompt and of some steps, as far as their bytes are bounded."""
-    if facts.media is None:
+    media = media_of(config, facts)
+    if media is None:
         return 0
     wanted = max(8 * config.max_num_batched_tokens, facts.max_positions if config.max_model_len is None else config.max_model_len)
-    return store_rows(facts.media, DTYPE_BYTES[facts.dtype], wanted)
+    return store_rows(media, DTYPE_BYTES[facts.dtype], wanted)
 
 
 def cache_groups(config: EngineConfig, target: Target, description: Description) -> tuple[tuple[CacheGroup, ...], float]:
@@ -150,8 +164,8 @@ def _work(config: EngineConfig, description: Description, groups: tuple[CacheGro
         "logits and sampling": config.max_num_seqs * facts.vocab_size * SAMPLING_BYTES,
         "step buffers": 4 * step * target.sharing,
     }
-    if facts.media is not None:
-        work["media"] = media_rows(config, facts) * facts.media.row_width * DTYPE_BYTES[facts.dtype]
+    if (media := media_of(config, facts)) is not None:
+        work["media"] = media_rows(config, facts) * media.row_width * DTYPE_BYTES[facts.dtype]
     return work
 
 
@@ -181,6 +195,15 @@ def _check_step(num_pages: int) -> None:
             asked=2,
             available=num_pages,
         )
+
+
+def embeds_width(config: EngineConfig, description: Description) -> int:
+    """Numbers of a row of a prompt of embeddings; 0 where none are taken. Raises `ConfigError` where they cannot be."""
+    if not config.enable_prompt_embeds:
+        return 0
+    if isinstance(description.spec, BridgeSpec):
+        raise ConfigError("enable_prompt_embeds: this model runs through transformers, which is given tokens; leave it out")
+    return description.spec.embed.width or description.spec.width
 
 
 def _check_positions(config: EngineConfig, description: Description) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
 from pagoda.hal.errors import RequestError
-from pagoda.models.media import MediaItem, MediaPositions
+from pagoda.models.media import MediaItem, MediaPositions, Numbers
 from pagoda.serving.engine.messages import EncoderPrompt, EngineFacts, EngineRequest
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.token_ids import check_ids
@@ -17,6 +17,7 @@ from pagoda.serving.frontend.bad_words import with_bad_word_ids
 from pagoda.serving.frontend.chat_media import take_media
 from pagoda.serving.frontend.encoder_prompts import is_pair, split_pair, started
 from pagoda.serving.frontend.media import MEDIA, ReadMedia
+from pagoda.serving.frontend.prompt_embeds import PARAM, PLACEHOLDER, items_of, rows_of_tensor
 from pagoda.serving.frontend.sound import heard
 from pagoda.serving.frontend.text import TextFrontend
 
@@ -25,7 +26,7 @@ KEPT = 1024
 """Different settings that are kept."""
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or either in a mapping: {"prompt": …} or {"prompt_token_ids": […]}."""
+"""A text, token ids, or either in a mapping: {"prompt": …}, {"prompt_token_ids": […]}; rows of embeddings: {"prompt_embeds": a tensor}."""
 
 
 class Encoded(NamedTuple):
@@ -89,6 +90,8 @@ class Processor:
         """Of several prompts, the texts among them on all cores."""
         if self.facts.encoder is not None and any(map(is_pair, prompts)):
             return [self._pair(prompt) if is_pair(prompt) else self.encode(prompt) for prompt in prompts]
+        if any(map(_has_rows, prompts)):
+            return [self._with_rows(prompt) if _has_rows(prompt) else self.encode(prompt) for prompt in prompts]
         if any(map(_has_media, prompts)):
             return [self._with_media(prompt) if _has_media(prompt) else self.encode(prompt) for prompt in prompts]
         plain = [_of_mapping(prompt) if isinstance(prompt, Mapping) else prompt for prompt in prompts]
@@ -104,6 +107,21 @@ class Processor:
         text = _of_mapping(prompt)
         ids, items, positions = self.media(text if isinstance(text, str) else _checked(text), prompt[MEDIA])
         return Encoded(ids, text if isinstance(text, str) else None, items, positions)
+
+    def _with_rows(self, prompt: Mapping[str, Any]) -> Encoded:
+        """Of a prompt with {"prompt_embeds": a tensor of torch}."""
+        return self.of_rows(rows_of_tensor(prompt[PARAM], self.rows_width, self.facts.max_model_len - 1))
+
+    @property
+    def rows_width(self) -> int:
+        """Numbers of a row of a prompt of embeddings. Raises `RequestError` where none are taken."""
+        if not self.facts.embeds_width:
+            raise RequestError("prompts of embeddings are not taken here; the flag is --enable-prompt-embeds", param=PARAM)
+        return self.facts.embeds_width
+
+    def of_rows(self, rows: Numbers) -> Encoded:
+        """A prompt of rows that were checked."""
+        return Encoded([PLACEHOLDER] * rows.shape[0], None, items_of(rows, max(self.facts.tokens_per_page, 16)))
 
     def _pair(self, prompt: Any) -> Encoded:
         assert self.facts.encoder is not None
@@ -170,6 +188,8 @@ class Processor:
             encoder=encoder,
         )
         check_ids(request, self.facts.vocab_size)
+        if not request.spoken and params.prompt_logprobs is not None:
+            raise RequestError("a prompt of embeddings has no tokens whose logprobs could be told", param="prompt_logprobs")
         return request
 
 
@@ -185,6 +205,10 @@ def _checked(ids: Sequence[int]) -> list[int]:
     if not all(isinstance(i, int) for i in ids):
         raise RequestError("a prompt is a text or a list of token ids", param="prompt")
     return list(ids)
+
+
+def _has_rows(prompt: Prompt) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(prompt, Mapping) and prompt.get(PARAM) is not None
 
 
 def _has_media(prompt: Prompt) -> TypeGuard[Mapping[str, Any]]:

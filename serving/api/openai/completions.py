@@ -15,7 +15,7 @@ from pagoda.serving.api.live_names import new_id
 from pagoda.serving.api.openai.collect import Answer, Answers, UsageCount, collect, usage_of
 from pagoda.serving.api.openai.common import StreamUsage, as_token_ids, prompt_text, request_id, stream_usage
 from pagoda.serving.api.openai.logprobs import CompletionLogprobsBuilder, TokenNames, joined, prompt_logprobs
-from pagoda.serving.api.openai.prompts import prompt_ids
+from pagoda.serving.api.openai.prompts import prompts_of
 from pagoda.serving.api.openai.protocol import CompletionRequest
 from pagoda.serving.api.openai.replies import Completion, CompletionChoice, CompletionLogprobs
 from pagoda.serving.api.openai.sampling import completion_settings, engine_request
@@ -43,7 +43,7 @@ class Completions:
         usage = stream_usage(body, self._service.config)
         model = self._service.check_model(body.model)
         settings = completion_settings(body)
-        prompts = await prompt_ids(self._service, body)
+        prompts = await prompts_of(self._service, body, settings.get("max_tokens"))
         reply_id = new_id("cmpl", body.request_id or request_id(request))
         requests = [engine_request(self._service, body, settings, ids, reply_id) for ids in prompts]
         names = TokenNames(self._service.text.tokenizer, as_token_ids(body, self._service.config))
@@ -138,8 +138,8 @@ class CompletionReply:
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
             token_ids=answer.token_ids if self.body.return_token_ids else UNSET,
-            prompt_token_ids=group.request.prompt if self.body.return_token_ids else UNSET,
-            prompt_text=prompt_text(self.body, self.service.text.tokenizer, group.request.prompt),
+            prompt_token_ids=_spoken(group.request) if self.body.return_token_ids else UNSET,
+            prompt_text=prompt_text(self.body, self.service.text.tokenizer, _spoken(group.request)),
             prompt_logprobs=prompt_logprobs(self.names, group.prompt_logprobs) if self.body.prompt_logprobs is not None else UNSET,
         )
 
@@ -161,8 +161,8 @@ class CompletionReply:
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if self.body.return_token_ids else UNSET,
-            prompt_token_ids=request.prompt if self.body.return_token_ids and first else UNSET,
-            prompt_text=prompt_text(self.body, self.service.text.tokenizer, request.prompt) if first else UNSET,
+            prompt_token_ids=_spoken(request) if self.body.return_token_ids and first else UNSET,
+            prompt_text=prompt_text(self.body, self.service.text.tokenizer, _spoken(request)) if first else UNSET,
             prompt_logprobs=self._chunk_prompt_logprobs(step, first),
         )
 
@@ -186,3 +186,8 @@ class CompletionReply:
         if isinstance(self.body.prompt, str) and self.body.truncate_prompt_tokens is None:
             return self.body.prompt
         return self.service.text.tokenizer.decode(request.prompt, skip_special_tokens=request.params.skip_special_tokens)
+
+
+def _spoken(request: EngineRequest) -> tuple[int, ...]:
+    """The prompt's tokens; those of embeddings are none."""
+    return request.prompt if request.spoken else ()

@@ -82,13 +82,14 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """`POST /v1/completions`. A prompt is a text, a list of texts, token ids, or a list of lists of them."""
+    """`POST /v1/completions`. A prompt is a text, a list of texts, token ids, or a list of lists of them; before
+    these, rows of embeddings: base64 of a tensor that `torch.save` or safetensors wrote."""
 
     prompt: str | list[str | int | list[int]] | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = True
     suffix: str | None = None
-    prompt_embeds: Any = None
+    prompt_embeds: str | list[str] | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):

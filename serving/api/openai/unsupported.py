@@ -24,7 +24,6 @@ REFUSED = (
     "kv_transfer_params",
     "ec_transfer_params",
     "suffix",
-    "prompt_embeds",
     "modalities",
     "audio",
     "web_search_options",
