@@ -23,8 +23,8 @@ from pagoda.serving.engine.scheduler import Scheduler
 from pagoda.serving.engine.sequence import State
 from pagoda.serving.engine.structured import StructuredOutputsParams
 
-COMPILING = 2
-"""Grammars that are compiled at a time: one that takes long does not hold up the next."""
+COMPILING = 4
+"""Grammars that are compiled at a time: those that take long do not hold up the next."""
 
 
 class Command(NamedTuple):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from pagoda.serving.frontend.structured.maker import GrammarMaker
 from pagoda.serving.frontend.structured.vocabulary import vocabulary_of
 from pagoda.serving.frontend.structured.xgrammar_backend import Writing, XMatcher
 from pagoda.serving.frontend.text import Tokenizer
+from patience import until
 
 ITEM = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}
 TEXTS = {
@@ -152,9 +156,8 @@ def test_a_grammar_that_takes_too_long_is_given_up_and_others_go_on(
     made = maker(tokenizer, "xgrammar")
     assert accepts(made(StructuredOutputsParams(regex="ab?")), tokenizer, "ab")
     monkeypatch.setattr(compile_child, "COMPILE_SECONDS", 0.2)
-    hostile = "|".join(f"([a-z]{{1,{900 + i}}}[0-9a-f]{{1,{900 + i}}})*" for i in range(60))
     with pytest.raises(RequestError, match="make it simpler"):
-        made(StructuredOutputsParams(regex=hostile))
+        made(StructuredOutputsParams(regex=HOSTILE))
     monkeypatch.setattr(compile_child, "COMPILE_SECONDS", 100.0)
     assert accepts(made(StructuredOutputsParams(regex="ab?")), tokenizer, "a")
     assert accepts(made(StructuredOutputsParams(regex="a[bc]")), tokenizer, "ac")
@@ -177,12 +180,15 @@ def test_what_one_library_has_no_room_for_is_the_others(tokenizer: Tokenizer, mo
 
 
 @pytest.mark.parametrize("kind", ["json", "structural_tag"])
-def test_objects_of_many_optional_properties_are_not_compiled_for_long(kind: str, tokenizer: Tokenizer) -> None:
+def test_objects_of_many_optional_properties_are_not_compiled_for_long(
+    kind: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_child, "COMPILE_SECONDS", 100.0)
     tag = {"type": "tag", "begin": "<f>", "content": {"type": "json_schema", "json_schema": WIDE}, "end": "</f>"}
     asked = {"json": WIDE} if kind == "json" else {"structural_tag": {"type": "structural_tag", "format": tag}}
     made = maker(tokenizer)
     grammar = made(StructuredOutputsParams(**asked))
-    assert isinstance(grammar(), GuidanceMatcher) and "child" not in made._made
+    assert isinstance(grammar(), GuidanceMatcher) and "children" not in made._made
     before, after = ("", "") if kind == "json" else ("<f>", "</f>")
     for text in ('{"p3": 1, "p599": 2.5}', "{}", json.dumps(dict.fromkeys(WIDE["properties"], 1))):
         assert accepts(grammar, tokenizer, before + text + after)
@@ -218,18 +224,92 @@ def test_an_output_whose_grammar_takes_too_much_work_says_so(tokenizer: Tokenize
 
 def test_memory_that_a_grammar_ran_out_of_is_given_back(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_child, "COMPILE_BYTES", 256 << 20)
-    child = compile_child.CompileChild(vocabulary_of(tokenizer, tokenizer.vocab_size))
-    plain = json.dumps({"type": "integer"})
-    child.compile("json", plain, False, "schema")
-    before = _resident(child)
-    with pytest.raises(RequestError, match="GiB; make it simpler"):
-        child.compile("json", json.dumps(NESTED), True, "schema")
-    child.compile("json", plain, False, "schema")  # which is read after the memory was given back
-    assert _resident(child) < before + (96 << 20)
+    monkeypatch.setattr(compile_child, "CHILDREN", 1)
+    children = compile_child.CompileChildren(vocabulary_of(tokenizer, tokenizer.vocab_size))
+    try:
+        plain = json.dumps({"type": "integer"})
+        children.compile("json", plain, False, "schema")
+        before = _resident(children)
+        with pytest.raises(RequestError, match="GiB; make it simpler"):
+            children.compile("json", json.dumps(NESTED), True, "schema")
+        children.compile("json", plain, False, "schema")  # which is read after the memory was given back
+        assert _resident(children) < before + (96 << 20)
+    finally:
+        children.close()
 
 
-def _resident(child: compile_child.CompileChild) -> int:
-    return int(psutil.Process(child.process).memory_info().rss)
+def _resident(children: compile_child.CompileChildren) -> int:
+    (process,) = children.processes
+    return int(psutil.Process(process).memory_info().rss)
+
+
+def both_started(children: compile_child.CompileChildren) -> None:
+    children.compile("regex", "ab?", False, "regex")
+    until(lambda: len(children.processes) == compile_child.CHILDREN, "for the second compiler")
+
+
+HOSTILE = "|".join(f"([a-z]{{1,{900 + i}}}[0-9a-f]{{1,{900 + i}}})*" for i in range(60))
+
+
+@pytest.mark.heavy
+def test_beside_a_grammar_that_takes_all_its_time_others_are_compiled(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_child, "COMPILE_SECONDS", 60.0)
+    children = compile_child.CompileChildren(vocabulary_of(tokenizer, tokenizer.vocab_size))
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            both_started(children)
+            hostile = pool.submit(children.compile, "regex", HOSTILE, False, "regex")
+            for number in range(20):
+                children.compile("regex", f"a{{{number + 1}}}", False, "regex")
+            assert not hostile.done()
+        finally:
+            children.close()
+        with pytest.raises(RequestError):
+            hostile.result(60)
+
+
+@pytest.mark.heavy
+def test_what_was_given_up_is_not_tried_again_unless_its_compiler_was_killed(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_child, "COMPILE_SECONDS", 0.5)
+    children = compile_child.CompileChildren(vocabulary_of(tokenizer, tokenizer.vocab_size))
+    try:
+        both_started(children)
+        with pytest.raises(RequestError, match="make it simpler"):
+            children.compile("regex", HOSTILE, False, "regex")
+        monkeypatch.setattr(children, "_take", lambda origin: pytest.fail("it was tried again"))
+        with pytest.raises(RequestError, match="make it simpler"):
+            children.compile("regex", HOSTILE, False, "regex")
+        monkeypatch.undo()
+        both_started(children)
+        psutil.Process(children.processes[0]).kill()
+        for number in range(2 * compile_child.CHILDREN):
+            assert children.compile("regex", f"a{{{number + 1}}}", False, "regex")
+    finally:
+        children.close()
+
+
+@pytest.mark.heavy
+def test_compilers_end_with_whoever_started_them() -> None:
+    code = (
+        "import sys; from threading import Thread; from time import sleep;"
+        "from pagoda.serving.frontend.structured.compile_child import CompileChildren;"
+        "from pagoda.serving.frontend.structured.vocabulary import Vocabulary;"
+        "made = CompileChildren(Vocabulary(None, [bytes([i]) for i in range(256)], [], [0]));"
+        "made.compile('regex', 'ab?', False, 'regex');"
+        "[Thread(target=made.compile, args=('regex', sys.argv[1] + 'x' * i, False, 'regex'), daemon=True).start() for i in range(2)];"
+        "[sleep(0.01) for _ in iter(lambda: len(made.processes) < 2, False)];"
+        "print(*made.processes, flush=True); sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, HOSTILE], stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            children = [psutil.Process(int(process)) for process in parent.stdout.readline().split()]
+            assert len(children) == 2 and all(child.is_running() for child in children)
+            parent.kill()
+            _, alive = psutil.wait_procs(children, timeout=20)
+            assert not alive
+        finally:
+            parent.kill()
 
 
 def test_the_same_grammar_is_compiled_once(makers: dict[str, GrammarMaker]) -> None:

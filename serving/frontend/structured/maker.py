@@ -16,7 +16,7 @@ from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.grammar import Grammar
 from pagoda.serving.engine.structured import StructuredOutputsConfig, StructuredOutputsParams
 from pagoda.serving.frontend.load import load_tokenizer, tokenizer_path
-from pagoda.serving.frontend.structured.compile_child import CompileChild
+from pagoda.serving.frontend.structured.compile_child import CompileChildren
 from pagoda.serving.frontend.structured.guidance_backend import Guidance, choice_lark, with_options
 from pagoda.serving.frontend.structured.reasoning import AfterThinking, Anything
 from pagoda.serving.frontend.structured.schema import (
@@ -159,7 +159,7 @@ class GrammarMaker:
     def _by(self, name: str, way: Way, asked: StructuredOutputsParams) -> Grammar:
         if name == "guidance":
             return self._guide.compile(way.kind, way.source, asked.origin)
-        return load(self._child.compile(way.kind, way.source, self._blanks(asked), asked.origin), self._info, self._writing)
+        return load(self._children.compile(way.kind, way.source, self._blanks(asked), asked.origin), self._info, self._writing)
 
     @property
     def _vocabulary(self) -> Vocabulary:
@@ -170,8 +170,8 @@ class GrammarMaker:
         return self._once("guide", lambda: Guidance(self._vocabulary))
 
     @property
-    def _child(self) -> CompileChild:
-        return self._once("child", lambda: CompileChild(self._vocabulary))
+    def _children(self) -> CompileChildren:
+        return self._once("children", lambda: CompileChildren(self._vocabulary))
 
     @property
     def _info(self) -> Any:
