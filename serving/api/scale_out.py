@@ -148,6 +148,8 @@ def rendered(body: CompletionRequest | ChatRequest, model: str, ids: list[int], 
     given = {name: value for name, value in settings.items() if value is not None}
     if (structured := given.get("structured_outputs")) is not None:
         given["structured_outputs"] = _structure(structured)
+    if body.thinking_token_budget is not None:
+        given["thinking_token_budget"] = body.thinking_token_budget
     if extra := given.pop("extra", None):
         given["vllm_xargs"] = extra
     return GenerateRequest(

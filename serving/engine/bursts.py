@@ -34,7 +34,7 @@ class BurstRule:
         most = min(self._most, int(BURST_MS / self.step_ms)) if self.step_ms else self._most
         if most < 2 or not 0 < len(chosen) <= self._rows or self._somebody_waits(len(chosen)):
             return None
-        left = slots.limit[chosen] - slots.total[chosen]
+        left = np.minimum(slots.limit[chosen], slots.turn[chosen]) - slots.total[chosen]
         decodes = (counts == 1) & (slots.total[chosen] - slots.computed[chosen] == 1)
         if not (decodes & slots.bursts[chosen]).all() or left.max() < 2:
             return None

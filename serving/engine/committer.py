@@ -73,7 +73,7 @@ class Committer:
             chosen, rows, tokens = chosen[live], rows[live], tokens[live]
         if plan.drafts is not None:
             self._count_drafts(plan.drafts[plan.sampled][rows], result.counts[rows], slots.jumped[chosen])
-            return self._take_drafted(chosen, rows, result)
+            return self._take_drafted(chosen, rows, plan.bound[plan.sampled][rows], result)
         if plan.runs is not None:
             return self._take_runs(chosen, rows, result)
         known = slots.known[chosen]
@@ -91,9 +91,9 @@ class Committer:
             values = result.pooled[row]
             self._ledger.slots.sequence(slot).request.pooled = Pooled(values.shape, values.astype("<f4").tobytes())
 
-    def _take_drafted(self, chosen: IntArray, rows: IntArray, result: StepResult) -> _Sampled:
+    def _take_drafted(self, chosen: IntArray, rows: IntArray, bound: BoolArray, result: StepResult) -> _Sampled:
         slots = self._ledger.slots
-        runs = take_accepted(self._ledger, chosen, rows, result)
+        runs = take_accepted(self._ledger, chosen, rows, bound, result)
         tokens = np.array([run[-1] for run in runs], np.int32)
         ended = slots.stopped(chosen, tokens) | (slots.known[chosen] >= slots.limit[chosen])
         self._ledger.counters["generation_tokens"] += sum(map(len, runs))

@@ -41,6 +41,10 @@ class Matcher(Protocol):
         Matchers of several sequences are asked in several threads at once."""
         ...
 
+    def idle(self) -> bool:
+        """Whether anything may come from here on."""
+        ...
+
     def failure(self) -> str | None:
         """Why it gave up before the grammar's end, where it did: only stop tokens follow then, and the request fails."""
         ...
@@ -189,6 +193,13 @@ def matcher_of(ledger: Ledger, slot: int) -> Matcher:
         sequence.matcher.accept(state.tokens[slot, begun:known].tolist())
         sequence.matched += known - begun
     return sequence.matcher
+
+
+def release_idle(ledger: Ledger, slots: IntArray) -> None:
+    """Let those of these slots go their ways whose grammars, of a budget alone, have nothing more to say about their known tokens."""
+    for slot in slots[ledger.slots.frees[slots] & ledger.slots.follows[slots]].tolist():
+        if matcher_of(ledger, slot).idle():
+            ledger.slots.release(slot)
 
 
 def _nodes(ledger: Ledger, slot: int, parents: IntArray) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pagoda.serving.engine.admission import Admitted, Admitter, make_admission
 from pagoda.serving.engine.bursts import BurstRule
-from pagoda.serving.engine.grammar import MaskFiller
+from pagoda.serving.engine.grammar import MaskFiller, release_idle
 from pagoda.serving.engine.ledger import Ledger
 from pagoda.serving.engine.pace import Pace
 from pagoda.serving.engine.plan import ON_DEVICE, Admission, IntArray, StepPlan
@@ -60,6 +60,7 @@ class Planner:
     def _running(self) -> tuple[IntArray, IntArray, IntArray | None]:
         slots, order = self._ledger.slots, self._ledger.order
         slots.drafted[order] = 0
+        slots.follow_due(order)
         want = self._want(order)
         if self._ledger.epochs is not None:
             self._renew(order, want)
@@ -193,6 +194,8 @@ class Planner:
         sampled = ends == total + drafted
         crosses = self._ledger.crosses
         grammars = self._masks(self._ledger, slots, sampled, drafts[1] if drafts is not None else None)
+        if grammars is not None:
+            release_idle(self._ledger, slots[grammars.rows])
         plan = StepPlan(
             step=self._step,
             slots=slots,

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 from pagoda.hal.errors import CapacityError
+from pagoda.serving.engine.messages import EngineRequest
+from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.plan import BoolArray, IntArray
 from pagoda.serving.engine.sequence import NO_SLOT, Sequence
+from pagoda.serving.engine.spec.config import MOST_DRAFTS
+
+NEVER = 2**31 - 1
+"""A length that no sequence has."""
 
 
 class Slots:
@@ -20,6 +26,7 @@ class Slots:
         drafted: drafts of the step that is planned, which lie in `tokens` after the known ones; jumped: what a grammar forces, so that they
             are no guesses. drafting: all rows may have drafts.
         follows: a grammar says what may come. skips: where that is one token, none need be sampled.
+        turn: the length from which a grammar has something to say about a row that goes free until then; frees: a grammar that lets go.
         in_flight: steps in flight that hold the slot.
         adapter: device slot of the sequence's adapter, −1 for none. media: end of its last media item, 0 for none.
         indexed: units of the hash chain that are in the prefix index.
@@ -38,7 +45,9 @@ class Slots:
         self.media: IntArray = np.zeros(count, np.int32)
         self.drafted: IntArray = np.zeros(count, np.int32)
         self.drafting = False
-        self.follows, self.jumped, self.skips = (np.zeros(count, np.bool_) for _ in range(3))
+        self.follows, self.jumped, self.skips, self.frees = (np.zeros(count, np.bool_) for _ in range(4))
+        self.turn: IntArray = np.full(count, NEVER, np.int32)
+        self.turns = False
         self.stops: IntArray = np.full((count, 1), -1, np.int32)
         self.active, self.open, self.bound, self.searching, self.plain, self.bursts = (np.zeros(count, np.bool_) for _ in range(6))
         self.ids = np.empty(count, object)
@@ -61,20 +70,47 @@ class Slots:
         self.computed[slot] = self.committed[slot] = computed
         self.prompt[slot], self.limit[slot], self.floor[slot] = prompt, sequence.limit, prompt + params.min_tokens
         self.in_flight[slot] = self.drafted[slot] = 0
-        self.follows[slot], self.jumped[slot] = sequence.request.grammar is not None, False
+        self.jumped[slot] = False
         self.skips[slot] = params.unedited and not self.drafting
         self.indexed[slot] = 0
         self.adapter[slot] = adapter
         self.media[slot] = source.media[-1].end if source.media else 0
         self.active[slot] = self.open[slot] = True
         self.searching[slot] = source.beam_width > 0
-        self.bound[slot] = params.bound or source.beam_width > 0 or self.drafting
+        self._set_grammar(slot, sequence.request.grammar is not None, params, length)
+        self.bound[slot] = self.follows[slot] or self._sits_out(params, source)
         self.plain[slot] = False
-        self.bursts[slot] = not self.bound[slot] and params.plain
+        self.bursts[slot] = not self.bound[slot] and params.unedited
         self.ids[slot] = source.request_id
         self._set_stops(slot, (*params.stop_token_ids, *(() if params.ignore_eos else source.eos_ids)))
         self.sequences[slot], sequence.slot = sequence, slot
         return slot
+
+    def follow_due(self, slots: IntArray) -> None:
+        """Those of these slots whose turn has come follow their grammars from here on."""
+        if self.turns and len(due := slots[self.total[slots] >= self.turn[slots]]):
+            self.turn[due], self.follows[due], self.bound[due], self.bursts[due] = NEVER, True, True, False
+
+    def release(self, slot: int) -> None:
+        """Its grammar has nothing more to say, and no step with drafts of it is in flight."""
+        source = self.sequence(slot).request.source
+        params = self.sequence(slot).request.params
+        self.follows[slot] = False
+        self.bound[slot] = self._sits_out(params, source)
+        self.bursts[slot] = not self.bound[slot] and params.unedited
+
+    def _set_grammar(self, slot: int, grammar: bool, params: SamplingParams, length: int) -> None:
+        """What binds after a number of tokens alone does so from there on; where rows have drafts, from where these reach it."""
+        structured = params.structured_outputs
+        grace = structured.grace if structured is not None and grammar else 0
+        turn = int(self.prompt[slot]) + grace - self.drafting * MOST_DRAFTS
+        self.frees[slot] = structured is not None and structured.free
+        self.follows[slot] = grammar and length >= turn
+        self.turn[slot] = turn if length < turn and grace else NEVER
+        self.turns |= bool(grace)
+
+    def _sits_out(self, params: SamplingParams, source: EngineRequest) -> bool:
+        return bool(params.bad_words_token_ids) or source.beam_width > 0 or self.drafting
 
     def give_back(self, sequence: Sequence) -> None:
         """The sequence keeps its tokens and loses the slot."""

@@ -141,15 +141,16 @@ def with_forced(draft: Draft, forced: dict[int, list[int]]) -> Draft:
     return Draft(ids, parents)
 
 
-def take_accepted(ledger: Ledger, slots: IntArray, rows: IntArray, result: StepResult) -> list[tuple[int, ...]]:
-    """Append what the ranks accepted and sampled, up to an end; counts become exact again. Returns each row's tokens.
+def take_accepted(ledger: Ledger, slots: IntArray, rows: IntArray, bound: BoolArray, result: StepResult) -> list[tuple[int, ...]]:
+    """Append what the ranks accepted and sampled, up to an end; counts become exact again. Returns each row's tokens. `bound`: `[R]`, the
+    plan's.
 
     Accepted drafts of another branch than the first are known now, but their K and V lie elsewhere: the row is behind by them. A recurrent
     state is of all drafts or of none: where one was rejected, the row is behind by the whole step.
     """
     state, kept = ledger.slots, []
     in_place = result.counts - 1 if result.in_place is None else result.in_place
-    for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
+    for slot, row, alone in zip(slots.tolist(), rows.tolist(), bound.tolist(), strict=True):
         known = int(state.known[slot])
         tokens = result.tokens[row, : result.counts[row]]
         lengths = known + 1 + np.arange(len(tokens))
@@ -159,7 +160,7 @@ def take_accepted(ledger: Ledger, slots: IntArray, rows: IntArray, result: StepR
         there = min(known + int(in_place[row]), known + len(tokens) - 1)
         known += len(tokens)
         state.known[slot] = known
-        if state.bound[slot]:  # others have no drafts, and may be in the next steps already
+        if alone:  # others have no drafts, and may be in the next steps already
             if ledger.states is not None and (before := ledger.states.verified(slot, there == state.computed[slot])) is not None:
                 there = before
             state.total[slot], state.computed[slot], state.committed[slot] = known, there, there

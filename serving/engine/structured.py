@@ -19,13 +19,16 @@ KINDS: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "json_object", 
 
 
 class Thinking(NamedTuple):
-    """Reasoning before the output, which is free: it begins with one of `opens` or has begun in the prompt; one of `closes` ends it, the
-    first one after `budget` tokens, where there is one."""
+    """Reasoning before the output, which is free: it begins with one of `opens` or has begun in the prompt, with that of place `opened`;
+    one of `closes` ends it, and after `budget` tokens, where there is one, that of the same place, or the first. `repeats`: it may begin
+    again after an end, and its tokens are counted on."""
 
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     begun: bool
     budget: int | None = None
+    opened: int = 0
+    repeats: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,11 @@ class StructuredOutputsParams:
                 raise RequestError(f"{self.origin}.choice must be a list of texts, none of them empty", param=self.origin)
             if sum(map(len, self.choice)) > MAX_SOURCE:
                 raise RequestError(f"{self.origin}.choice has more than {MAX_SOURCE} characters", param=self.origin)
+
+    @property
+    def grace(self) -> int:
+        """How many tokens of output may be any before there is something to say about one."""
+        return (self.thinking.budget or 0) if self.free and self.thinking is not None else 0
 
     @property
     def kind(self) -> Kind:

@@ -188,6 +188,33 @@ async def test_thinking_is_switched_in_the_template() -> None:
     assert told(streamed) == told(hidden)
 
 
+@pytest.mark.parametrize(
+    ("reasoning", "bound"), [("qwen3", True), ("openai_gptoss", True), ("minimax_m2_append_think", False), ("none", False)]
+)
+async def test_a_budget_of_thoughts_reaches_the_engine(reasoning: str, bound: bool) -> None:
+    """It is no error where there is nothing to bound: clients send one to any model."""
+    async with client(Scripted("Yes"), text_side(reasoning=reasoning)) as (messages, toy):
+        await ask(messages, max_tokens=2000, thinking={"type": "enabled", "budget_tokens": 1100})
+        await ask(messages, max_tokens=2000, thinking={"type": "disabled"})
+        await ask(messages, max_tokens=2000, thinking={"type": "adaptive"})
+        await ask(messages, max_tokens=2000)
+        given, *others = [request.params.structured_outputs for request in toy.engine.requests]
+    assert others == [None] * 3
+    assert (given is not None) == bound
+    if given is not None:
+        assert given.free and given.thinking is not None and given.thinking.budget == 1100 and given.grace == 1100
+
+
+async def test_a_budget_beside_a_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    thinking = {"type": "enabled", "budget_tokens": 1100}
+    async with client(Scripted("{}"), text_side(reasoning="qwen3")) as (messages, toy):
+        await ask(messages, max_tokens=2000, thinking=thinking, extra_body={"output_config": form})
+        given = toy.engine.requests[0].params.structured_outputs
+    assert given is not None and given.thinking is not None and (given.kind, given.thinking.budget, given.grace) == ("json", 1100, 0)
+
+
 async def test_tool_choices() -> None:
     async with client(Scripted(CALLS)) as (messages, toy):
         await ask(messages, tools=[WEATHER], tool_choice={"type": "none"})

@@ -22,12 +22,13 @@ from pagoda.serving.api.anthropic.replies import (
 from pagoda.serving.api.anthropic.translate import chat_request
 from pagoda.serving.api.blocks import Answering, Block, BlockReader, Change, Closed, Grown, Opened
 from pagoda.serving.api.body import BodyReader
-from pagoda.serving.api.openai.prepare import chat_engine_request, question
+from pagoda.serving.api.openai.prepare import Question, chat_engine_request, question
 from pagoda.serving.api.outlet import Outlet
 from pagoda.serving.api.scale_out import rendered_chat
 from pagoda.serving.api.service import Service
 from pagoda.serving.api.stream import EventStream, JsonReply
 from pagoda.serving.api.stream_events import named_event
+from pagoda.serving.frontend.structured.answers import bounded
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -48,6 +49,7 @@ class Messages:
         model = self._service.check_model(body.model)
         chat = chat_request(body)
         asked = await question(self._service, chat)
+        chat.thinking_token_budget = _budget(body, asked)
         room = self._service.client.facts.max_model_len - len(asked.prompt)
         clipped = 0 < room < body.max_tokens
         if clipped:
@@ -69,6 +71,7 @@ class Messages:
         body = await self._bodies.read(request, MessagesRequest)
         model, chat = self._service.check_model(body.model), chat_request(body)
         asked = await question(self._service, chat)
+        chat.thinking_token_budget = _budget(body, asked)
         chat.stream = body.stream
         room = self._service.client.facts.max_model_len - len(asked.prompt)
         chat.max_tokens = min(body.max_tokens, room) if room > 0 else body.max_tokens
@@ -82,6 +85,14 @@ class Messages:
 
     async def _counted(self, body: CountRequest) -> TokenCount:
         return TokenCount(len((await question(self._service, chat_request(body))).prompt))
+
+
+def _budget(body: MessagesRequest, asked: Question) -> int | None:
+    """How much may be thought. Clients give a number to any model: one whose thoughts have no end that is known is not bounded by it."""
+    thinking = body.thinking
+    if thinking is None or thinking.type != "enabled" or not bounded(asked.answers, asked.structure):
+        return None
+    return thinking.budget_tokens
 
 
 def _check_version(request: Request) -> None:

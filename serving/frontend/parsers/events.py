@@ -107,7 +107,7 @@ class Family:
             see, which a tokenizer may have as special tokens.
         call_id: a new id for a tool call, of the form that the family's templates take.
         shapes: for a grammar of calls; the first that suits the vocabulary counts, and without any no call can be forced.
-        opens, closes: around reasoning.
+        opens, closes: around reasoning. counted: the same where it is part of the answer's form, so that only a budget looks for it.
         fitted: the same for a checkpoint whose vocabulary has these added tokens, where that changes how marks are spelled.
     """
 
@@ -120,6 +120,7 @@ class Family:
     shapes: tuple[CallShape, ...] = ()
     opens: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
+    counted: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     fitted: Callable[[Sequence[str]], Family] | None = None
 
     def signed(self, template: str) -> bool:

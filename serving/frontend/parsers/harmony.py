@@ -66,4 +66,12 @@ _SHAPE = CallShape(
     final=f"{CHANNEL}final{MESSAGE}",
 )
 HARMONY = Family("tools", ("openai", "gpt_oss"), scripted(_calls), signs=(CHANNEL,), marks=MARKS, shapes=(_SHAPE,))
-HARMONY_REASONING = Family("reasoning", ("openai_gptoss", "gpt_oss"), scripted(_reasoning), signs=(CHANNEL,), marks=MARKS)
+_THOUGHT = f"{CHANNEL}analysis{MESSAGE}"
+HARMONY_REASONING = Family(
+    "reasoning",
+    ("openai_gptoss", "gpt_oss"),
+    scripted(_reasoning),
+    signs=(CHANNEL,),
+    marks=MARKS,
+    counted=((_THOUGHT, f"{START}assistant{_THOUGHT}"), (END,)),
+)

@@ -98,7 +98,14 @@ MUSE = Family(
         ),
     ),
 )
-MUSE_REASONING = Family("reasoning", ("muse_glimmer", "muse"), scripted(_muse), signs=("<atem:", "to=self"), marks=MUSE.marks)
+MUSE_REASONING = Family(
+    "reasoning",
+    ("muse_glimmer", "muse"),
+    scripted(_muse),
+    signs=("<atem:", "to=self"),
+    marks=MUSE.marks,
+    counted=((f"to={SELF}{MESSAGE}", f"{_NEXT} to={SELF}{MESSAGE}"), (EOM,)),
+)
 
 MODEL, TEXT, THINKING = "<|message_model|>", "<|content_text|>", "<|content_thinking|>"
 INVOKE = "<|content_invoke_tool_json|>"
@@ -146,4 +153,6 @@ INKLING = Family(
         ),
     ),
 )
-INKLING_REASONING = Family("reasoning", ("inkling",), scripted(_inkling), signs=(THINKING,), marks=_ALL)
+INKLING_REASONING = Family(
+    "reasoning", ("inkling",), scripted(_inkling), signs=(THINKING,), marks=_ALL, counted=((THINKING, MODEL + THINKING), ENDS[:1])
+)

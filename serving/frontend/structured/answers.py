@@ -53,13 +53,26 @@ def answer_structure(
 def budgeted(
     wanted: StructuredOutputsParams | None, budget: int, answers: AnswerFormat, prompt_end: str, param: str
 ) -> StructuredOutputsParams | None:
-    """`wanted`, after at most so many tokens of reasoning. Raises `RequestError` where the model's reasoning has no known end."""
-    if answers.reasoning is None or not answers.reasoning.closes:
-        raise RequestError(f"{param} needs a model whose reasoning ends with a mark that the server knows; leave it out", param=param)
-    thinking = thinking_of(answers, prompt_end)
+    """`wanted`, after at most so many tokens of reasoning. Raises `RequestError` where that cannot be bounded."""
+    family = answers.reasoning
+    if family is None or not bounded(answers, wanted):
+        why = "a model whose reasoning ends with a mark that the server knows"
+        if family is not None and family.counted[1]:
+            why = "an answer without a form and without forced or strict calls: this model's reasoning is part of what binds those"
+        raise RequestError(f"{param} needs {why}; leave it out", param=param)
+    if family.closes:
+        thinking = thinking_of(answers, prompt_end)
+    else:
+        thinking = _thinking(*family.counted, prompt_end)._replace(repeats=True)
     if thinking is None:
         return wanted
     return replace(wanted or StructuredOutputsParams(free=True, origin=param), thinking=thinking._replace(budget=budget))
+
+
+def bounded(answers: AnswerFormat, wanted: StructuredOutputsParams | None) -> bool:
+    """Whether a budget can end this model's reasoning, in an answer of this form."""
+    family = answers.reasoning
+    return family is not None and bool(family.closes or (family.counted[1] and wanted is None))
 
 
 def _shape(answers: AnswerFormat, tokenizer: Tokenizer, param: str) -> CallShape:
@@ -88,7 +101,13 @@ def _content(wanted: StructuredOutputsParams) -> Format:
 
 def thinking_of(answers: AnswerFormat, prompt_end: str) -> Thinking | None:
     """What may come first; None where the prompt has ended the reasoning already, or the model has none."""
-    family, end = answers.reasoning, prompt_end.rstrip()
-    if family is None or not family.closes or end.endswith(family.closes):
+    family = answers.reasoning
+    if family is None or not family.closes or prompt_end.rstrip().endswith(family.closes):
         return None
-    return Thinking(family.opens, family.closes, end.endswith(family.opens))
+    return _thinking(family.opens, family.closes, prompt_end)
+
+
+def _thinking(opens: tuple[str, ...], closes: tuple[str, ...], prompt_end: str) -> Thinking:
+    end = prompt_end.rstrip()
+    opened = next((place for place, mark in enumerate(opens) if end.endswith(mark.strip())), None)
+    return Thinking(opens, closes, opened is not None, opened=opened or 0)

@@ -149,6 +149,9 @@ class GuidanceMatcher:
             row[:] = 0
         allow(row, self._stops)
 
+    def idle(self) -> bool:
+        return False
+
     def failure(self) -> str | None:
         if not self._matcher.is_error():
             return None

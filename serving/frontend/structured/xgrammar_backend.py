@@ -151,6 +151,9 @@ class XMatcher:
             row[:] = 0
             allow(row, [token])
 
+    def idle(self) -> bool:
+        return False
+
     def failure(self) -> str | None:
         return None
 
