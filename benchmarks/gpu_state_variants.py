@@ -49,10 +49,10 @@ CHOICES = {
     "delta": Choice("gated_delta_rule", GatedDelta, "way", WAYS, PROMPT),
     "ssd": Choice("ssd_scan", SsdScan, "way", SSD_WAYS, PROMPT),
     "prompt": Choice(
-        "causal_conv1d", CausalConv, "prompt", (Tile(32, 256, 8), Tile(32, 128, 4), Tile(16, 256, 4), Tile(64, 128, 8)), PROMPT
+        "causal_conv1d", CausalConv, "prompt", (Tile(512, 4, 32, 8), Tile(1024, 4, 32, 8), Tile(512, 4, 64, 8), Tile(512, 4, 32, 4)), PROMPT
     ),
-    "many": Choice("causal_conv1d", CausalConv, "many", (Tile(1, 1024, 4), Tile(1, 512, 2), Tile(1, 512, 4)), ((32, 1), (256, 1))),
-    "one": Choice("causal_conv1d", CausalConv, "one", (Tile(1, 256, 1), Tile(1, 256, 4), Tile(1, 512, 2)), ((1, 1),)),
+    "many": Choice("causal_conv1d", CausalConv, "many", (Tile(1024, 4), Tile(512, 2), Tile(512, 4)), ((32, 1), (256, 1))),
+    "one": Choice("causal_conv1d", CausalConv, "one", (Tile(256, 1), Tile(256, 4), Tile(512, 2)), ((1, 1),)),
     "channels": Choice("gated_delta_rule by channel", GatedDelta, "way", WAYS[:3], PROMPT),
 }
 

@@ -69,11 +69,12 @@ def ssd(heads: int, dim: int, groups: int, size: int) -> Use:
     def inputs(tokens: int, device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
         mixed = torch.randn(tokens, heads * dim + 2 * groups * size, device=device).to(dtype)
         x, b, c = mixed.split([heads * dim, groups * size, groups * size], dim=-1)
-        dt, rates = torch.rand(tokens, heads, device=device) * 0.1, -torch.rand(heads, device=device) - 0.1
+        step, bias = torch.randn(tokens, heads, device=device).to(dtype), torch.randn(heads, device=device) - 2.0
         b, c = (part.unflatten(-1, (groups, size)) for part in (b, c))
-        return x.unflatten(-1, (heads, dim)), dt, rates, b, c, torch.ones(heads, device=device)
+        rates = -torch.rand(heads, device=device) - 0.1
+        return x.unflatten(-1, (heads, dim)), step, bias, rates, b, c, torch.ones(heads, device=device)
 
-    moved = 4 * heads * dim + 4 * heads + 4 * groups * size
+    moved = 4 * heads * dim + 2 * heads + 4 * groups * size
     # c · b once a group; weights · x, c · S and the state's addition by head.
     work = 2 * CHUNK * size * groups + heads * (2 * CHUNK * dim + 4 * dim * size)
     facts = SsdFacts("bfloat16", heads, dim, groups, size)
@@ -82,13 +83,13 @@ def ssd(heads: int, dim: int, groups: int, size: int) -> Use:
 
 def delta(k_heads: int, heads: int, dim: int, by_channel: bool) -> Use:
     def inputs(tokens: int, device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
-        q, k = (torch.randn(tokens, k_heads, dim, device=device) for _ in range(2))
-        q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
-        v = torch.randn(tokens, heads, dim, device=device).to(dtype)
-        decay = -torch.rand(tokens, heads, *((dim,) if by_channel else ()), device=device) * 0.2
-        return q * dim**-0.5, k, v, decay, torch.rand(tokens, heads, device=device)
+        keys, values, decays = k_heads * dim, heads * dim, (heads, dim) if by_channel else (heads,)
+        q, k, v = torch.randn(tokens, 2 * keys + values, device=device).to(dtype).split([keys, keys, values], dim=-1)
+        step, beta = (torch.randn(tokens, *shape, device=device).to(dtype) for shape in (decays, (heads,)))
+        bias, rates = torch.randn(*decays, device=device) - 2.0, -torch.rand(heads, device=device) - 0.1
+        return *(x.unflatten(-1, (-1, dim)) for x in (q, k, v)), step, beta, bias, rates
 
-    moved = 8 * k_heads * dim + 4 * heads * dim + 4 * heads * (dim if by_channel else 1) + 4 * heads
+    moved = 4 * k_heads * dim + 4 * heads * dim + 2 * heads * (dim if by_channel else 1) + 2 * heads
     # k · k and q · k once a key head (each, where channels decay); the inverse's and weights' products, and three with the state, by head.
     pairs = 4 * CHUNK * dim * (heads if by_channel else k_heads)
     work = pairs + heads * (4 * CHUNK * dim + 6 * dim * dim)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cross_states import conv_cases, delta_cases, selective_cases, ssd_cases, wkv_cases
+from cross_states import conv_cases, delta_cases, gated_norm_cases, selective_cases, ssd_cases, wkv_cases
 from pagoda.ops.activation import ActivationFacts
 from pagoda.ops.attention import AttentionFacts, HostLengths, PagedBatch
 from pagoda.ops.linear import GemmFacts
@@ -241,5 +241,5 @@ MAKERS = {
     "paged_attention": _attention, "gemm": _gemm, "gemm_fp8": _gemm_fp8, "norm_gemm": _norm_gemm, "moe_mlp": _moe, "moe_mlp_fp8": _moe_fp8,
     "route": _route, "rope_write": _rope_write, "rms_norm": _norm, "add_rms_norm": _add_norm, "sample": _sample,
     "causal_conv1d": conv_cases, "ssd_scan": ssd_cases, "gated_delta_rule": delta_cases, "selective_scan": selective_cases,
-    "wkv": wkv_cases,
+    "gated_norm": gated_norm_cases, "wkv": wkv_cases,
 }  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from pagoda.ops.conv import ConvFacts
 from pagoda.ops.delta import DeltaFacts
+from pagoda.ops.norm import GatedNormFacts
 from pagoda.ops.op import Case
 from pagoda.ops.scan import SelectiveScanFacts, SsdFacts
 from pagoda.ops.state import StateBatch
@@ -28,6 +29,11 @@ SSDS = (
 DELTAS = (DeltaFacts("", 16, 32, 128, 128), DeltaFacts("", 32, 32, 128, 128, by_channel=True))
 """Qwen3-Next, Kimi Linear."""
 
+NORMS = {
+    "Nemotron-H": GatedNormFacts("", 1024, 8, 1e-5, "silu", True, "own"), "Qwen3-Next": GatedNormFacts("", 128, 32, 1e-6),
+    "Kimi Linear": GatedNormFacts("", 128, 32, 1e-5, "sigmoid"), "MiniMax": GatedNormFacts("", 8192, 1, 1e-6, "sigmoid", False, "own"),
+}  # fmt: skip
+
 
 def _empty(dtype: str, *shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
@@ -46,7 +52,8 @@ def conv_cases(dtype: str) -> Iterator[Case]:
         facts, size = replace(facts, dtype=dtype), facts.channels
         weights = {"weight": _empty(dtype, size, facts.taps)} | ({"bias": _empty(dtype, size)} if facts.bias else {})
         for label, batch, tokens in _batches():
-            args = (_empty(dtype, tokens, size), _empty(dtype, 100, size, facts.taps - 1), batch)
+            pages = _empty(dtype, 100, facts.taps - 1, size).transpose(1, 2)  # as models keep them
+            args = (_empty(dtype, tokens, 2 * size)[:, :size], pages, batch)
             yield Case(f"{label}, {size} channels", facts, args, weights)
 
 
@@ -56,9 +63,11 @@ def ssd_cases(dtype: str) -> Iterator[Case]:
         for label, batch, tokens in _batches():
             mixed = _empty(dtype, tokens, heads * dim + 2 * groups * size)
             x, b, c = mixed.split([heads * dim, groups * size, groups * size], dim=-1)
+            steps = (_empty(dtype, tokens, heads), _empty("float32", heads)) if groups < heads else (None, None)
             args = (
-                x.unflatten(-1, (heads, dim)), _empty("float32", tokens, heads), _empty("float32", heads), b.unflatten(-1, (groups, size)),
-                c.unflatten(-1, (groups, size)), _empty("float32", heads), _empty("float32", 100, heads, dim, size), batch,
+                x.unflatten(-1, (heads, dim)), *steps,
+                _empty("float32", heads), b.unflatten(-1, (groups, size)), c.unflatten(-1, (groups, size)), _empty("float32", heads),
+                _empty("float32", 100, heads, dim, size), batch,
             )  # fmt: skip
             yield Case(f"{label}, {heads} heads", replace(facts, dtype=dtype), args)
 
@@ -68,14 +77,22 @@ def delta_cases(dtype: str) -> Iterator[Case]:
         heads, size = facts.heads, facts.k_dim
         decay = (heads, size) if facts.by_channel else (heads,)
         for label, batch, tokens in _batches():
-            mixed = _empty(dtype, tokens, 2 * facts.k_heads * size + heads * facts.v_dim)
-            q, k = (_empty("float32", tokens, facts.k_heads, size) for _ in range(2))
-            v = mixed[:, -heads * facts.v_dim :].unflatten(-1, (heads, facts.v_dim))
+            keys = facts.k_heads * size
+            q, k, v = _empty(dtype, tokens, 2 * keys + heads * facts.v_dim).split([keys, keys, heads * facts.v_dim], dim=-1)
             args = (
-                q, k, v, _empty("float32", tokens, *decay), _empty("float32", tokens, heads),
+                q.unflatten(-1, (-1, size)), k.unflatten(-1, (-1, size)), v.unflatten(-1, (heads, -1)), _empty(dtype, tokens, *decay),
+                _empty(dtype, tokens, heads), _empty("float32", *decay), _empty("float32", heads),
                 _empty("float32", 100, heads, size, facts.v_dim), batch,
             )  # fmt: skip
             yield Case(f"{label}, {heads} heads", replace(facts, dtype=dtype), args)
+
+
+def gated_norm_cases(dtype: str) -> Iterator[Case]:
+    for label, facts in NORMS.items():
+        facts, width = replace(facts, dtype=dtype), facts.groups * facts.width
+        weights = {"weight": _empty(dtype, facts.width if facts.weight == "shared" else width)}
+        for rows in (1, 64, 4096):
+            yield Case(f"{label}, {rows} rows", facts, (_empty(dtype, rows, width), _empty(dtype, rows, 2 * width)[:, width:]), weights)
 
 
 def selective_cases(dtype: str) -> Iterator[Case]:

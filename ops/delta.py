@@ -1,10 +1,14 @@
-"""The gated delta rule (arXiv:2412.06464), with one decay per head or one per key channel (Kimi Delta, arXiv:2510.26692)."""
+"""The gated delta rule (arXiv:2412.06464), with one decay per head or one per key channel (Kimi Delta, arXiv:2510.26692).
+
+It begins at what projections and convolution give: unit lengths, decays and amounts are made within.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.scan import decay_between
 from pagoda.ops.state import StateBatch, scan
@@ -17,7 +21,7 @@ CHUNK = 16
 class DeltaFacts:
     """`heads` on this rank with values of `v_dim`; `k_heads` heads of `k_dim` for keys and queries, neighbouring heads share one.
 
-    `by_channel`: each key channel decays by itself; else a head does.
+    `by_channel`: each key channel decays by itself; else a head does. `double`: amounts are in (0, 2), else in (0, 1).
     """
 
     dtype: str
@@ -26,27 +30,37 @@ class DeltaFacts:
     k_dim: int
     v_dim: int
     by_channel: bool = False
+    double: bool = False
 
 
 class GatedDeltaReference(PlainKernel):
-    """`run(q, k, v, log_decay, beta, state, batch)` → `[T, H, V]`, in float32:
-    S = exp(log_decay) · S; S = S + beta · k ⊗ (v − k · S); out = q · S.
+    """`run(q, k, v, step, beta, bias, rates, state, batch)` → `[T, H, V]`, in float32, for each token
+    S = exp(decay) · S; S = S + amount · k ⊗ (v − k · S); out = q · S, where decay = rates · softplus(step + bias), amount = sigmoid(beta)
+    (twice that where facts say `double`), k is k / √(Σ k² + 1e-6), and q the same of q, times K^−½.
 
-    q, k: `[T, Hk, K]`, normed and scaled by the caller. v: `[T, H, V]`. log_decay: `[T, H]` float32, or `[T, H, K]` by channel, ≤ 0.
-    beta: `[T, H]`. state: `[pages, H, K, V]` float32 view of S. Padding tokens give unspecified finite numbers.
+    q, k: `[T, Hk, K]`. v: `[T, H, V]`. step: `[T, H]`, or `[T, H, K]` by channel. beta: `[T, H]`. bias: `[H]`, or `[H, K]`, float32.
+    rates: `[H]` float32, negative. state: `[pages, H, K, V]` float32 view of S. Padding tokens give unspecified finite numbers.
     """
 
     facts: DeltaFacts
 
     def run(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor,
-        state: torch.Tensor, batch: StateBatch,
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: torch.Tensor, beta: torch.Tensor, bias: torch.Tensor,
+        rates: torch.Tensor, state: torch.Tensor, batch: StateBatch,
     ) -> torch.Tensor:  # fmt: skip
         wide = torch.float64 if v.dtype == torch.float64 else torch.float32
         repeat = self.facts.heads // self.facts.k_heads
-        q, k = (x.to(wide).repeat_interleave(repeat, 1) for x in (q, k))
+        q, k = (_unit(x.to(wide)).repeat_interleave(repeat, 1) for x in (q, k))
+        decay = F.softplus(step.to(wide) + bias) * (rates[:, None] if self.facts.by_channel else rates)
+        decay = decay.clamp(min=-100.0)  # nothing is left in float32, and differences of sums keep their digits
+        amount = torch.sigmoid(beta.to(wide)) * (2.0 if self.facts.double else 1.0)
         body = _channel_chunk if self.facts.by_channel else _head_chunk
-        return scan(batch, state, (q, k, v.to(wide), log_decay.to(wide), beta.to(wide)), CHUNK, body, v.shape[1:]).to(v.dtype)
+        inputs = (q * self.facts.k_dim**-0.5, k, v.to(wide), decay, amount)
+        return scan(batch, state, inputs, CHUNK, body, v.shape[1:]).to(v.dtype)
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
 def _head_chunk(

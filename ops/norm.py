@@ -1,9 +1,9 @@
-"""Normalisation: `rms_norm`, `add_rms_norm`, `layer_norm`. Statistics are float32 whatever the dtype."""
+"""Normalisation: `rms_norm`, `add_rms_norm`, `layer_norm`, `gated_norm`. Statistics are float32 whatever the dtype."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -61,3 +61,39 @@ class LayerNormReference(PlainKernel):
         if weight is not None and self.facts.offset:
             weight = weight + self.facts.offset
         return F.layer_norm(x, (self.facts.width,), weight, bias, self.facts.eps)
+
+
+@dataclass(frozen=True)
+class GatedNormFacts:
+    """Normalise each of `groups` parts of a row, `width` wide, and multiply by a gate.
+
+    Attributes:
+        gate: what becomes of the gate's numbers. gate_first: they are multiplied before the norm, else after it.
+        weight: all parts share one of `width` numbers, or each number has its own.
+    """
+
+    dtype: str
+    width: int
+    groups: int
+    eps: float
+    gate: Literal["silu", "sigmoid"] = "silu"
+    gate_first: bool = False
+    weight: Literal["shared", "own"] = "shared"
+
+
+class GatedNormReference(PlainKernel):
+    """`run(packed, x, gate)`: x, gate `[T, groups · width]`, rows of any step → the same shape, rounded once:
+    norm(x) · weight · act(gate), or norm(x · act(gate)) · weight, as arXiv:2405.21060 and arXiv:2412.06464 have them. Packs `weight`."""
+
+    facts: GatedNormFacts
+
+    def run(self, packed: Any, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        facts = self.facts
+        dtype, wide = x.dtype, torch.float64 if x.dtype == torch.float64 else torch.float32
+        weight = packed["weight"].to(wide)
+        factor = gate.to(wide).sigmoid() if facts.gate == "sigmoid" else F.silu(gate.to(wide))
+        whole = x.to(wide) * factor if facts.gate_first else x.to(wide)
+        parts = whole.unflatten(-1, (facts.groups, facts.width))
+        normed = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + facts.eps)
+        scaled = (normed * weight).flatten(-2) if facts.weight == "shared" else normed.flatten(-2) * weight
+        return (scaled if facts.gate_first else scaled * factor).to(dtype)

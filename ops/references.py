@@ -18,6 +18,7 @@ REFERENCES = {
     "rms_norm": "norm:RmsNormReference",
     "add_rms_norm": "norm:AddRmsNormReference",
     "layer_norm": "norm:LayerNormReference",
+    "gated_norm": "norm:GatedNormReference",
     "norm_gemm": "norm_gemm:NormGemmReference",
     "act_gemm": "act_gemm:ActGemmReference",
     "gated_activation": "activation:GatedActivationReference",

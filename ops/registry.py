@@ -16,7 +16,7 @@ from pagoda.ops.cases.lora import LORA_DELTA
 from pagoda.ops.cases.moe import MOE_MLP, ROUTE
 from pagoda.ops.cases.moe_fp8 import MOE_MLP_FP8
 from pagoda.ops.cases.moe_gguf import MOE_MLP_GGUF
-from pagoda.ops.cases.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
+from pagoda.ops.cases.norm import ADD_RMS_NORM, GATED_NORM, LAYER_NORM, RMS_NORM
 from pagoda.ops.cases.norm_gemm import NORM_GEMM
 from pagoda.ops.cases.rope import ROPE
 from pagoda.ops.cases.rope_write import ROPE_WRITE
@@ -29,7 +29,7 @@ from pagoda.ops.op import Op
 
 _OPS = (
     GEMM, EMBEDDING, GEMM_GGUF, EMBEDDING_GGUF, GEMM_FP8, HEAD_GEMM, LORA_DELTA,
-    RMS_NORM, ADD_RMS_NORM, LAYER_NORM, NORM_GEMM, ACT_GEMM,
+    RMS_NORM, ADD_RMS_NORM, LAYER_NORM, GATED_NORM, NORM_GEMM, ACT_GEMM,
     GATED_ACTIVATION, ACTIVATION,
     ROPE, WRITE_KV, ROPE_WRITE, PAGED_ATTENTION, CHOOSE_KEYS, SPARSE_ATTENTION, SEGMENT_ATTENTION,
     ROUTE, MOE_MLP, MOE_MLP_GGUF, MOE_MLP_FP8,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.state import StateBatch, scan
 
@@ -61,33 +63,38 @@ def linear_recurrence(decay: torch.Tensor, added: torch.Tensor, before: torch.Te
 
 @dataclass(frozen=True)
 class SsdFacts:
-    """`heads` on this rank of `head_dim` values, `groups` of them sharing b and c of `state` numbers."""
+    """`heads` on this rank of `head_dim` values, `groups` of them sharing b and c of `state` numbers; steps are clamped to `limits`."""
 
     dtype: str
     heads: int
     head_dim: int
     groups: int
     state: int
+    limits: tuple[float, float] = (0.0, math.inf)
 
 
 class SsdScanReference(PlainKernel):
-    """`run(x, dt, a, b, c, d, state, batch)` → `[T, H, P]`: S = exp(dt · a) · S + dt · x ⊗ b; y = S · c + d · x, in float32.
+    """`run(x, step, bias, a, b, c, d, state, batch)` → `[T, H, P]`: S = exp(dt · a) · S + dt · x ⊗ b; y = S · c + d · x, in float32, where
+    dt = softplus(step + bias), clamped to the facts' limits.
 
-    x: `[T, H, P]`. dt: `[T, H]` float32, ≥ 0. a: `[H]` float32, negative. b, c: `[T, G, N]`; head h uses group h · G // H.
-    d: `[H]` float32 or None. state: `[pages, H, P, N]` float32 view of S. Linear attention with a decay per head is this with dt = 1,
-    v as x, k as b, q as c. Padding tokens give unspecified finite numbers.
+    x: `[T, H, P]`. step: `[T, H]`. bias: `[H]` float32; both None: dt is 1. a: `[H]` float32, negative. b, c: `[T, G, N]`; head h uses
+    group h · G // H. d: `[H]` float32 or None. state: `[pages, H, P, N]` float32 view of S. Linear attention with a decay per head is this
+    without steps, v as x, k as b, q as c. Padding tokens give unspecified finite numbers.
     """
 
     facts: SsdFacts
 
     def run(
-        self, x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor | None,
-        state: torch.Tensor, batch: StateBatch,
+        self, x: torch.Tensor, step: torch.Tensor | None, bias: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+        d: torch.Tensor | None, state: torch.Tensor, batch: StateBatch,
     ) -> torch.Tensor:  # fmt: skip
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         x_wide, repeat = x.to(wide), self.facts.heads // self.facts.groups
-        log_decay = dt.to(wide) * a.to(wide)
-        inputs = (x_wide * dt.to(wide)[..., None], log_decay, b.to(wide), c.to(wide))
+        if step is None or bias is None:
+            dt = torch.ones(x.shape[:2], dtype=wide, device=x.device)
+        else:
+            dt = F.softplus(step.to(wide) + bias.to(wide)).clamp(*self.facts.limits)
+        inputs = (x_wide * dt[..., None], dt * a.to(wide), b.to(wide), c.to(wide))
         y = scan(batch, state, inputs, CHUNK, partial(_ssd_chunk, repeat), x.shape[1:])
         return (y if d is None else y + x_wide * d.to(wide)[:, None]).to(x.dtype)
 

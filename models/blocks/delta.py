@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from pagoda.hal.kv import StatePart
 from pagoda.models.blocks.mamba import negative_exp
 from pagoda.models.blocks.paged import Step
@@ -14,12 +13,6 @@ from pagoda.models.builder import Builder
 from pagoda.models.parallel.shard import Span
 from pagoda.models.recurrent import GatedDelta, KimiDelta
 from pagoda.ops.delta import DeltaFacts
-
-
-def unit_length(x: torch.Tensor) -> torch.Tensor:
-    """The last dimension over its length."""
-    wide = x.float()
-    return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)
 
 
 class GatedDeltaBlock(StateMixer):
@@ -38,7 +31,7 @@ class GatedDeltaBlock(StateMixer):
         self._a = build.tensor(f"{path}.a_log", (heads,), "heads", "float32", negative_exp)
         self._norm = GatedNormBlock(build, f"{path}.norm", spec.norm, values)
         self._out = build.linear(path, {"out": whole}, values, "row")
-        facts = DeltaFacts(build.numerics.dtype, len(k_heads), len(heads), spec.k_dim, spec.v_dim)
+        facts = DeltaFacts(build.numerics.dtype, len(k_heads), len(heads), spec.k_dim, spec.v_dim, double=spec.double_beta)
         kernel = build.kernel("gated_delta_rule", facts)
         self._rule: Any = kernel.run if build.loading else None
         super().__init__(self._conv.part, StatePart((len(heads), spec.k_dim, spec.v_dim), "float32"))
@@ -47,12 +40,9 @@ class GatedDeltaBlock(StateMixer):
         """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
         (inputs, state), batch = self.state(step)
         mixed, gate, beta, dt = self._in(x, step.adapters).split(self._sizes, dim=-1)
-        q, k, v = self._conv(mixed.contiguous(), inputs, batch).split(self._conv_sizes, dim=-1)
-        q, k = (unit_length(t.unflatten(-1, (-1, self.spec.k_dim))) for t in (q, k))
-        log_decay = F.softplus(dt.float() + self._step_bias) * self._a
-        beta = torch.sigmoid(beta.float()) * (2.0 if self.spec.double_beta else 1.0)
-        v = v.unflatten(-1, (-1, self.spec.v_dim))
-        y = self._rule(q * self.spec.k_dim**-0.5, k, v, log_decay, beta, state, batch)
+        q, k, v = self._conv(mixed, inputs, batch).split(self._conv_sizes, dim=-1)
+        q, k, v = (t.unflatten(-1, (-1, size)) for t, size in ((q, self.spec.k_dim), (k, self.spec.k_dim), (v, self.spec.v_dim)))
+        y = self._rule(q, k, v, dt, beta, self._step_bias, self._a, state, batch)
         return self._out(self._norm(y.flatten(1), gate), step.adapters)
 
 
@@ -70,7 +60,7 @@ class KimiDeltaBlock(StateMixer):
         self._decay = build.linear(path, {"decay": own}, latent, "column")
         self._gate = build.linear(path, {"gate": own}, latent, "column")
         self._conv = ConvBlock(build, f"{path}.conv", spec.conv, mixed)
-        self._step_bias = build.tensor(f"{path}.step_bias", (own,), "heads", "float32")
+        self._step_bias = build.tensor(f"{path}.step_bias", (own,), "heads", "float32", lambda x: x.unflatten(0, (-1, spec.dim)))
         one = Span.whole(1)
         self._a = build.tensor(f"{path}.a_log", (one, one, heads, one), "heads", "float32", lambda x: negative_exp(x).flatten())
         self._norm = GatedNormBlock(build, f"{path}.norm", spec.norm, own)
@@ -84,9 +74,7 @@ class KimiDeltaBlock(StateMixer):
         (inputs, state), batch = self.state(step)
         decay, gate = (latent.contiguous() for latent in self._latents(x, step.adapters).chunk(2, dim=-1))
         mixed, beta = self._in(x, step.adapters).split(self._sizes, dim=-1)
-        q, k, v = (t.unflatten(-1, (-1, self.spec.dim)) for t in self._conv(mixed.contiguous(), inputs, batch).chunk(3, dim=-1))
-        steps = F.softplus(self._decay(decay, step.adapters).float() + self._step_bias).unflatten(-1, (-1, self.spec.dim))
-        log_decay = steps * self._a[:, None]  # type: ignore[index]
-        q = unit_length(q) * self.spec.dim**-0.5
-        y = self._rule(q, unit_length(k), v, log_decay, torch.sigmoid(beta.float()), state, batch)
+        q, k, v = (t.unflatten(-1, (-1, self.spec.dim)) for t in self._conv(mixed, inputs, batch).chunk(3, dim=-1))
+        steps = self._decay(decay, step.adapters).unflatten(-1, (-1, self.spec.dim))
+        y = self._rule(q, k, v, steps, beta, self._step_bias, self._a, state, batch)
         return self._out(self._norm(y.flatten(1), self._gate(gate, step.adapters)), step.adapters)

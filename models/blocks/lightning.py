@@ -22,6 +22,7 @@ class LightningBlock(StateMixer):
         self.spec = spec
         heads, whole = build.shard.split(len(spec.rates), "heads of the linear attention"), Span.whole(width)
         own, count = heads.times(spec.head_dim), len(heads)
+        self._width = len(own)
         self._in = build.linear(path, {"query": own, "key": own, "value": own, "gate": own}, whole, "column")
         self._norm = GatedNormBlock(build, f"{path}.norm", spec.norm, own)
         self._out = build.linear(path, {"out": whole}, own, "row")
@@ -34,8 +35,7 @@ class LightningBlock(StateMixer):
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
         (state,), batch = self.state(step)
-        q, k, v, gate = self._in(x, step.adapters).chunk(4, dim=-1)
-        q, k, v = (F.silu(t).unflatten(-1, (-1, self.spec.head_dim)) for t in (q, k, v))
-        steps = torch.ones(v.shape[:2], dtype=torch.float32, device=v.device)
-        y = self._scan(v, steps, self._a, k, q, None, state, batch)
+        mixed, gate = self._in(x, step.adapters).tensor_split([3 * self._width], dim=-1)
+        q, k, v = F.silu(mixed).unflatten(-1, (3, -1, self.spec.head_dim)).unbind(1)
+        y = self._scan(v, None, None, self._a, k, q, None, state, batch)
         return self._out(self._norm(y.flatten(1), gate), step.adapters)

@@ -46,7 +46,7 @@ class SelectiveBlock(StateMixer):
         """x `[T, width]` → this rank's share of the output `[T, width]`, to be summed over ranks."""
         (inputs, state), batch = self.state(step)
         x, gate = self._in(x, step.adapters).split(self._inner, dim=-1)
-        x = self._conv(x.contiguous(), inputs, batch)
+        x = self._conv(x, inputs, batch)
         latents = self._latents(x, step.adapters)
         if self._communicator is not None:
             latents = self._communicator.all_reduce(latents)
@@ -78,7 +78,8 @@ class SsdBlock(StateMixer):
         self._d = build.tensor(f"{path}.d", (heads,), "heads", "float32")
         self._norm = GatedNormBlock(build, f"{path}.norm", spec.norm, inner) if spec.norm else None
         self._out = build.linear(path, {"out": whole}, inner, "row", spec.bias)
-        kernel = build.kernel("ssd_scan", SsdFacts(build.numerics.dtype, len(heads), spec.head_dim, len(groups), spec.state))
+        facts = SsdFacts(build.numerics.dtype, len(heads), spec.head_dim, len(groups), spec.state, spec.step_limits)
+        kernel = build.kernel("ssd_scan", facts)
         self._scan: Any = kernel.run if build.loading else None
         super().__init__(self._conv.part, StatePart((len(heads), spec.head_dim, spec.state), "float32"))
 
@@ -89,12 +90,9 @@ class SsdBlock(StateMixer):
         if self._scales is not None:
             projected = projected * self._scales
         gate, x, dt = projected.split(self._sizes, dim=-1)
-        x, b, c = self._conv(x.contiguous(), inputs, batch).split(self._conv_sizes, dim=-1)
-        dt = F.softplus(dt.float() + self._step_bias)
-        if self.spec.step_limits != (0.0, float("inf")):
-            dt = dt.clamp(*self.spec.step_limits)
+        x, b, c = self._conv(x, inputs, batch).split(self._conv_sizes, dim=-1)
         x, b, c = x.unflatten(-1, (-1, self.spec.head_dim)), *(t.unflatten(-1, (self._groups, -1)) for t in (b, c))
-        y = self._scan(x, dt, self._a, b, c, self._d, state, batch).flatten(1)
+        y = self._scan(x, dt, self._step_bias, self._a, b, c, self._d, state, batch).flatten(1)
         return self._out(y * F.silu(gate) if self._norm is None else self._norm(y, gate), step.adapters)
 
     def _multipliers(self, build: Builder) -> torch.Tensor | None:

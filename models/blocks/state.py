@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from pagoda.hal.comm import Communicator
 from pagoda.hal.kv import LayerCache, StatePages, StatePart
 from pagoda.hal.table import KernelTable
@@ -16,6 +14,7 @@ from pagoda.models.builder import Builder
 from pagoda.models.parallel.shard import Shard, Span
 from pagoda.models.recurrent import Conv, GatedNorm
 from pagoda.ops.conv import ConvFacts
+from pagoda.ops.norm import GatedNormFacts
 from pagoda.ops.state import StateBatch
 
 
@@ -73,23 +72,22 @@ class GatedNormBlock:
     """Norm and gate of `[T, width]`, `width` this rank's; where a group spans ranks, they gather first."""
 
     def __init__(self, build: Builder, path: str, spec: GatedNorm, own: Span) -> None:
-        self._spec, self._size = spec, own.total // spec.groups
-        self._norm: Any = build.norm(path, spec.norm if spec.shared else replace(spec.norm, weight=False), self._size)
-        self._weight = None if spec.shared else build.tensor(f"{path}.weight", (own,), "heads")
-        self._gathers = spec.groups % build.shard.world != 0
+        size, norm = own.total // spec.groups, spec.norm
+        assert norm.kind == "rms" and norm.offset == 0.0, f"{path}: gated norms are plain RMS norms"
+        gathers = spec.groups % build.shard.world != 0
+        self._communicator: Communicator | None = build.communicator if gathers else None
         self._shard: Shard = build.shard
-        self._communicator: Communicator | None = build.communicator
+        groups = spec.groups if gathers else len(own) // size
+        whole = Span.whole(size if spec.shared else own.total)
+        weight = build.tensor(f"{path}.weight", *(((whole,), "replicated") if spec.shared or gathers else ((own,), "heads")))
+        facts = GatedNormFacts(build.numerics.dtype, size, groups, norm.eps, spec.gate, spec.gate_first, "shared" if spec.shared else "own")
+        kernel = build.kernel("gated_norm", facts)
+        if build.loading:
+            self._run: Any = kernel.run
+            self._packed = kernel.pack({"weight": weight})
 
     def __call__(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        gate = F.silu(gate) if self._spec.gate == "silu" else torch.sigmoid(gate)
-        if self._spec.gate_first:
-            return self._normed(x * gate)
-        return self._normed(x) * gate
-
-    def _normed(self, x: torch.Tensor) -> torch.Tensor:
-        if self._gathers and self._communicator is not None:
-            x = self._communicator.all_gather(x.contiguous(), dim=-1)
-        x = self._norm(x.unflatten(-1, (-1, self._size))).flatten(1)
-        if self._gathers and self._communicator is not None:
-            x = x.chunk(self._shard.world, dim=-1)[self._shard.rank]
-        return x if self._weight is None else x * self._weight
+        if self._communicator is None:
+            return self._run(self._packed, x, gate)
+        x, gate = self._communicator.all_gather(torch.stack([x, gate]), dim=-1)
+        return self._run(self._packed, x, gate).chunk(self._shard.world, dim=-1)[self._shard.rank]

@@ -149,9 +149,14 @@ def _selective_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
         yield Case(rows.label, facts, args, mutates=(6,))
 
 
+def _softplus(x: Array) -> Array:
+    return np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
+
+
 def _ssd_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    x, dt, a, b, c = numbers(case, 5)
-    d = case.args[5].double().numpy() if case.args[5] is not None else np.zeros(len(a))
+    x, step, bias, a, b, c, d = (np.zeros(0) if arg is None else arg.double().numpy() for arg in case.args[:7])
+    dt = np.clip(_softplus(step + bias), *case.facts.limits) if case.args[1] is not None else np.ones(x.shape[:2])
+    d = d if case.args[6] is not None else np.zeros(len(a))
     repeat = case.facts.heads // case.facts.groups
 
     def walk(state: Array, tokens: slice) -> tuple[Array, Array]:
@@ -166,59 +171,85 @@ def _ssd_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
             outputs.append(out)
         return np.stack(outputs), state
 
-    return walk_of(case.args[7], case.args[6], np.zeros(x.shape), walk)
+    return walk_of(case.args[8], case.args[7], np.zeros(x.shape), walk)
 
 
 def _ssd_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
-    small = (SsdFacts(dtype, 4, 16, 2, 8), SsdFacts(dtype, 3, 8, 1, 16), SsdFacts(dtype, 2, 16, 2, 16))
+    small = (SsdFacts(dtype, 4, 16, 2, 8), SsdFacts(dtype, 3, 8, 1, 16, (0.01, 0.9)), SsdFacts(dtype, 2, 16, 2, 16))
     for facts, rows in uses(small, (SsdFacts(dtype, 2, 64, 1, 128), SsdFacts(dtype, 1, 128, 1, 128))):
         batch, tokens = batch_of(rows)
         heads, groups = facts.heads, facts.groups
+        # As many groups as heads: linear attention, without steps.
+        steps = (draw(gen, tokens, heads, dtype=dtype, scale=3.0), draw(gen, heads)) if groups < heads or heads == 1 else (None, None)
         args = (
-            draw(gen, tokens, heads, facts.head_dim, dtype=dtype), draw(gen, tokens, heads).abs(), -draw(gen, heads).exp(),
+            draw(gen, tokens, heads, facts.head_dim, dtype=dtype), *steps, -draw(gen, heads).exp(),
             draw(gen, tokens, groups, facts.state, dtype=dtype), draw(gen, tokens, groups, facts.state, dtype=dtype),
             draw(gen, heads) if groups < heads else None,
             pages_of(gen, rows, batch, "float32", heads, facts.head_dim, facts.state), batch,
         )  # fmt: skip
-        yield Case(rows.label, facts, args, mutates=(6,))
+        yield Case(rows.label, facts, args, mutates=(7,))
+
+
+def _unit(x: Array) -> Array:
+    return x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)
 
 
 def _delta_oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    q, k, v, log_decay, beta = numbers(case, 5)
+    q, k, v, step, beta, bias, rates = numbers(case, 7)
     facts = case.facts
     repeat = facts.heads // facts.k_heads
+    q, k = _unit(q) / np.sqrt(facts.k_dim), _unit(k)
+    kept = np.exp(_softplus(step + bias) * (rates[:, None] if facts.by_channel else rates))
+    amount = (2.0 if facts.double else 1.0) / (1.0 + np.exp(-beta))
 
     def walk(state: Array, tokens: slice) -> tuple[Array, Array]:
         outputs = []
         for t in range(tokens.start, tokens.stop):
             state, out = state.copy(), np.zeros(v.shape[1:])
             for h in range(facts.heads):
-                key, decay = k[t, h // repeat], np.exp(log_decay[t, h])
+                key, decay = k[t, h // repeat], kept[t, h]
                 state[h] = state[h] * (decay[:, None] if facts.by_channel else decay)
-                state[h] += beta[t, h] * np.outer(key, v[t, h] - key @ state[h])
+                state[h] += amount[t, h] * np.outer(key, v[t, h] - key @ state[h])
                 out[h] = q[t, h // repeat] @ state[h]
             outputs.append(out)
         return np.stack(outputs), state
 
-    return walk_of(case.args[6], case.args[5], np.zeros(v.shape), walk)
+    return walk_of(case.args[8], case.args[7], np.zeros(v.shape), walk)
 
 
 def _delta_cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
-    small = (DeltaFacts(dtype, 2, 4, 8, 16), DeltaFacts(dtype, 2, 2, 16, 8, by_channel=True), DeltaFacts(dtype, 1, 1, 16, 16))
+    small = (DeltaFacts(dtype, 2, 4, 8, 16), DeltaFacts(dtype, 2, 2, 16, 8, by_channel=True), DeltaFacts(dtype, 1, 1, 16, 16, double=True))
     real = (DeltaFacts(dtype, 1, 2, 128, 128), DeltaFacts(dtype, 2, 2, 128, 128, by_channel=True))
     for facts, rows in uses(small, real):
         batch, tokens = batch_of(rows)
-        # Models make keys and queries of unit length in float32.
-        kind, scale = ("float32", facts.k_dim**-0.5) if facts in real else (dtype, 1.0)
-        q, k = (draw(gen, tokens, facts.k_heads, facts.k_dim, dtype=kind, scale=scale) for scale in (scale, 1.0))
-        decay = (tokens, facts.heads, facts.k_dim) if facts.by_channel else (tokens, facts.heads)
-        unit = (k.float() / k.float().norm(dim=-1, keepdim=True).clamp(min=1e-6)).to(k.dtype)
-        pages = pages_of(gen, rows, batch, "float32", facts.heads, facts.k_dim, facts.v_dim)
+        decays = (facts.heads, facts.k_dim) if facts.by_channel else (facts.heads,)
         args = (
-            q, unit, draw(gen, tokens, facts.heads, facts.v_dim, dtype=dtype), -draw(gen, *decay).abs(),
-            torch.rand(tokens, facts.heads, generator=gen), pages, batch,
+            *(draw(gen, tokens, facts.k_heads, facts.k_dim, dtype=dtype) for _ in range(2)),
+            draw(gen, tokens, facts.heads, facts.v_dim, dtype=dtype), draw(gen, tokens, *decays, dtype=dtype, scale=2.0),
+            draw(gen, tokens, facts.heads, dtype=dtype), draw(gen, *decays), -draw(gen, facts.heads).exp(),
+            pages_of(gen, rows, batch, "float32", facts.heads, facts.k_dim, facts.v_dim), batch,
         )  # fmt: skip
-        yield Case(rows.label, facts, args, mutates=(5,))
+        yield Case(rows.label, facts, args, mutates=(7,))
+    yield from _delta_extremes(gen, dtype)
+
+
+def _delta_extremes(gen: torch.Generator, dtype: str) -> Iterator[Case]:
+    """Keys that are all alike, decays so strong that none of their products is above 0, and none at all: what loses most when systems
+    are solved, and when decays are divided by each other."""
+    rows = Rows("alike", (130, 20), (True, False))
+    batch, tokens = batch_of(rows)
+    for by_channel in (False, True):
+        facts = DeltaFacts(dtype, 1, 1, 32, 16, by_channel=by_channel, double=by_channel)
+        decays = (1, 32) if by_channel else (1,)
+        key = draw(gen, 1, 1, 32, dtype=dtype).expand(tokens, 1, 32) + draw(gen, tokens, 1, 32, dtype=dtype, scale=0.05)
+        steps = draw(gen, tokens, *decays, dtype=dtype, scale=4.0)
+        steps[::7], steps[1::5] = 60.0, -30.0
+        args = (
+            draw(gen, tokens, 1, 32, dtype=dtype), key, draw(gen, tokens, 1, 16, dtype=dtype), steps,
+            draw(gen, tokens, 1, dtype=dtype, scale=3.0), draw(gen, *decays), torch.tensor([-16.0]),
+            pages_of(gen, rows, batch, "float32", 1, 32, 16), batch,
+        )  # fmt: skip
+        yield Case(rows.label, facts, args, mutates=(7,))
 
 
 def _recurrent_tolerance(case: Case) -> float:

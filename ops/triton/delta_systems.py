@@ -1,112 +1,46 @@
-"""The systems of the gated delta rule's chunks: what a chunk's tokens write, as a matrix, and what its queries see of it, as another.
+"""The systems of the gated delta rule's chunks, solved: of what a chunk's tokens write, all that the state before it does not enter.
 
-Of a chunk with keys k, queries q, amounts β and decays from token m to l, d[l, m]: A[l, m] = β[l] · (k[l] · k[m]) · d[l, m] below the
-diagonal. The inverse of 1 + A is taken by blocks of 16 tokens: those on the diagonal by forward substitution, those below from them.
-Decays of channels go into both sides of a product, counted from where the later block begins, so that no factor is above one; on the
-diagonal, where there is no such place between them, pairs are multiplied one by one.
+Of a chunk with keys k, queries q, amounts β and decays d[l, m] from token m to l: A[l, m] = β[l] · (k[l] · k[m]) · d[l, m] below the
+diagonal, and T = (1 + A)⁻¹ · β. The inverse begins as that of blocks of one token; at each level all pairs of blocks become one of both
+sizes, in two products of numbers as wide as tf32's, which lie below 2 for keys of unit length. Where a head decays, d goes into the
+products' results, as lengths of keys and queries do, so that these are multiplied as they lie in memory. Where channels decay (Kimi Linear,
+arXiv:2510.26692), d goes into both factors, at each level counted from where the two blocks meet: no factor is above one, however strong
+the decay, and nothing is multiplied pair by pair. Sums of decays are products with ones.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from pagoda.ops.delta import DeltaFacts
 from pagoda.ops.state import StateBatch
-from pagoda.ops.triton.launch import early
-from pagoda.ops.triton.paged_kernels import find_request
-from pagoda.ops.triton.state_rows import SIZES, STEP, segment
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-CHUNK = 64
-"""Tokens of a chunk."""
-SIDE = tl.constexpr(16)
-"""Tokens of a block."""
+from pagoda.ops.triton.launch import early, registers
+from pagoda.ops.triton.order import let_next_start, wait_for_last
+from pagoda.ops.triton.paged_kernels import LOG2E, find_request
+from pagoda.ops.triton.state_rows import SIZES, STEP, segment, sigmoid, softplus
 
 
 @triton.jit
-def _rows(x, start, end, x_t, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Keys or queries of 16 tokens from `start`."""
-    token, channel = start + tl.arange(0, SIDE), tl.arange(0, BLOCK_K)
-    mask = (token < end)[:, None] & (channel < K)[None, :]
-    return tl.load(x + token.to(tl.int64)[:, None] * x_t + channel[None, :], mask=mask, other=0.0)
+def over_length(squares):
+    """1 over the length of a vector, of the sum of its squares."""
+    return tl.rsqrt(squares + 1e-6)
 
 
 @triton.jit
-def _amounts(beta, start, end, beta_t):
-    token = start + tl.arange(0, SIDE)
-    return tl.load(beta + token.to(tl.int64) * beta_t, mask=token < end, other=0.0).to(tl.float32)
+def amount_of(beta, DOUBLE: tl.constexpr):
+    amount = sigmoid(beta.to(tl.float32))
+    if DOUBLE:
+        amount = 2.0 * amount
+    return amount
 
 
 @triton.jit
-def _decays(decay, start, end, g_t, K: tl.constexpr, BLOCK_K: tl.constexpr, BY_CHANNEL: tl.constexpr):
-    """Logarithms of the decays of 16 tokens."""
-    if BY_CHANNEL:
-        return _rows(decay, start, end, g_t, K, BLOCK_K)
-    else:
-        token = start + tl.arange(0, SIDE)
-        return tl.load(decay + token.to(tl.int64) * g_t, mask=token < end, other=0.0)
-
-
-@triton.jit
-def _since(step, before, BY_CHANNEL: tl.constexpr):
-    """Their sums since the chunk began."""
-    if BY_CHANNEL:
-        return before[None, :] + tl.cumsum(step, 0)
-    else:
-        return before + tl.cumsum(step, 0)
-
-
-@triton.jit
-def _below(key, query, amount, sums, before, k, decay, other_start, end, other_before, k_t, g_t, K: tl.constexpr, BLOCK_K: tl.constexpr,
-           BY_CHANNEL: tl.constexpr, NUMBER: tl.constexpr):  # fmt: skip
-    """A and the queries' weights of a block with the earlier one at `other_start`. before: sums where a block begins."""
-    other = _rows(k, other_start, end, k_t, K, BLOCK_K)
-    other_sums = _since(_decays(decay, other_start, end, g_t, K, BLOCK_K, BY_CHANNEL), other_before, BY_CHANNEL)
-    if BY_CHANNEL:
-        since, until = tl.exp(sums - before[None, :]), tl.exp(before[None, :] - other_sums)
-        right = tl.trans((other * until).to(NUMBER))
-        a = tl.dot((key * since).to(NUMBER), right, input_precision="ieee")
-        weight = tl.dot((query * since).to(NUMBER), right, input_precision="ieee")
-    else:
-        between = tl.exp(sums[:, None] - other_sums[None, :])
-        right = tl.trans(other.to(NUMBER))
-        a = tl.dot(key.to(NUMBER), right, input_precision="ieee") * between
-        weight = tl.dot(query.to(NUMBER), right, input_precision="ieee") * between
-    return a * amount[:, None], weight
-
-
-@triton.jit
-def _diagonal(k, q, amount, step, start, end, k_t, q_t, K: tl.constexpr, BLOCK_K: tl.constexpr, BY_CHANNEL: tl.constexpr,
-              NUMBER: tl.constexpr):  # fmt: skip
-    """The same of a block with itself: A below the diagonal, weights with it."""
-    key, query = _rows(k, start, end, k_t, K, BLOCK_K), _rows(q, start, end, q_t, K, BLOCK_K)
-    each, sums = tl.arange(0, SIDE), tl.cumsum(step, 0)
-    if BY_CHANNEL:
-        a = tl.zeros([SIDE, SIDE], tl.float32)
-        weight = tl.zeros([SIDE, SIDE], tl.float32)
-        for m in range(0, SIDE):
-            one = (each == m)[:, None]
-            other = tl.sum(tl.where(one, key.to(tl.float32), 0.0), 0)
-            other_sums = tl.sum(tl.where(one, sums, 0.0), 0)
-            decayed = tl.exp(tl.where((each >= m)[:, None], sums - other_sums[None, :], float("-inf"))) * other[None, :]
-            here = (each == m)[None, :]
-            a = tl.where(here, tl.sum(key * decayed, 1)[:, None], a)
-            weight = tl.where(here, tl.sum(query * decayed, 1)[:, None], weight)
-    else:
-        between = tl.exp(tl.where(each[:, None] >= each[None, :], sums[:, None] - sums[None, :], float("-inf")))
-        right = tl.trans(key.to(NUMBER))
-        a = tl.dot(key.to(NUMBER), right, input_precision="ieee") * between
-        weight = tl.dot(query.to(NUMBER), right, input_precision="ieee") * between
-    return tl.where(each[:, None] > each[None, :], a * amount[:, None], 0.0), weight
-
-
-@triton.jit
-def _eliminated(x, a, m):
-    """Rows after the m-th without what they have of it."""
-    each = tl.arange(0, SIDE)
-    factor = tl.sum(tl.where((each == m)[None, :], a, 0.0), 1)
-    return x - factor[:, None] * tl.sum(tl.where((each == m)[:, None], x, 0.0), 0)[None, :]
+def _decay(moved, rates, head):
+    """Its logarithm to base 2. What decays by more has nothing left in float32, and sums of such numbers would leave none of the others."""
+    return tl.maximum(softplus(moved) * (tl.load(rates + head) * LOG2E), -150.0)
 
 
 @triton.jit
@@ -115,110 +49,211 @@ def _times(a, b):
 
 
 @triton.jit
-def _put(inverses, weights, base, i: tl.constexpr, j: tl.constexpr, inverse, amount, weight, CHUNK: tl.constexpr):
-    each = tl.arange(0, SIDE)
-    place = base + (each + i * SIDE)[:, None] * CHUNK + (each + j * SIDE)[None, :]
-    tl.store(inverses + place, (inverse * amount[None, :]).to(inverses.dtype.element_ty))
-    tl.store(weights + place, weight.to(weights.dtype.element_ty))
+def _meet(row, column, level):
+    """Where a later block of a pair of blocks of 2^level tokens meets the earlier one."""
+    block = row >> level
+    return tl.where((block & 1) == 1, block, 0) == (column >> level) + 1
+
+
+@triton.jit
+def _counted(row, column, level):
+    """Decays between a token and where its block meets the other of its pair: a later block's since then, an earlier one's until then."""
+    late = ((row >> level) & 1) == 1
+    return ((row >> level) == (column >> level)) & ((column <= row) == late)
+
+
+@triton.jit
+def _inverse(a, CHUNK: tl.constexpr, LEVELS: tl.constexpr, NUMBER: tl.constexpr):
+    """(1 + a)⁻¹ of what `a` has below the diagonal. CHUNK: 2 to the LEVELS."""
+    row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    x = tl.where(row == column, 1.0, tl.where(_meet(row, column, 0), -a, 0.0))
+    for level in tl.range(1, LEVELS, num_stages=1):  # unrolled, it would want all levels' masks in registers
+        narrow = x.to(NUMBER)
+        turned = _times(narrow, tl.where(_meet(row, column, level), -a, 0.0).to(NUMBER)).to(NUMBER)
+        x = tl.dot(turned, narrow, x, input_precision="ieee")
+    return x
+
+
+@triton.jit
+def _squares(x):
+    wide = x.to(tl.float32)
+    return tl.sum(wide * wide, 1)
+
+
+@triton.jit
+def _line(x, start, x_t, column, mask, CHUNK: tl.constexpr):
+    """Numbers of a chunk's tokens from `start` on. Places within are 32 bits, of which a thread holds many."""
+    return tl.load(x + start.to(tl.int64) * x_t + (tl.arange(0, CHUNK)[:, None] * x_t + column[None, :]), mask=mask, other=0.0)
+
+
+@triton.jit
+def _tile(x, place, rows: tl.constexpr, width: tl.constexpr):
+    """Where a tile's numbers lie."""
+    return x + place * (rows * width) + tl.arange(0, rows)[:, None] * width + tl.arange(0, width)[None, :]
 
 
 @triton.jit(do_not_specialize=["many", *SIZES], do_not_specialize_on_alignment=STEP)
-def _systems(q, k, decay, beta, inverses, weights, query_start, many, few, q_t, q_h, k_t, k_h, g_t, g_h, beta_t, HEADS: tl.constexpr,
-             K_HEADS: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BY_CHANNEL: tl.constexpr, CHUNK: tl.constexpr,
+def _by_head(q, k, v, step, beta, bias, rates, solved_k, solved_v, weights, sinces, laters, shrinks, query_start, many, few,
+             q_t, q_h, k_t, k_h, v_t, v_h, g_t, g_h, beta_t, HEADS: tl.constexpr, K_HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+             BLOCK_K: tl.constexpr, ALL_V: tl.constexpr, DOUBLE: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
              EARLY: tl.constexpr):  # fmt: skip
-    """Chunks × heads; request r owns chunks as in `find_request`. What lies above the diagonal becomes 0."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
-    block, head = tl.program_id(0), tl.program_id(1)
+    """Heads × chunks; request r owns chunks as in `find_request`. What lies past a request's end, or past K or V, becomes 0."""
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
+    head, block = tl.program_id(0), tl.program_id(1)
     row = find_request(query_start, block, many, CHUNK)
     first, end = segment(query_start, row)
     start = first + (block - (first // CHUNK + row)) * CHUNK
     if (start >= end) | (end - first <= few):
         return
-    NUMBER: tl.constexpr = inverses.dtype.element_ty
+    NUMBER: tl.constexpr = solved_k.dtype.element_ty
+    WIDE: tl.constexpr = tl.float32 if tl.float32 == NUMBER else tl.float16
     shared = head // (HEADS // K_HEADS)
-    q += shared * q_h
-    k += shared * k_h
-    decay += head * g_h
-    beta += head
-    s1, s2, s3 = start + SIDE, start + 2 * SIDE, start + 3 * SIDE
-    g0 = _decays(decay, start, end, g_t, K, BLOCK_K, BY_CHANNEL)
-    g1 = _decays(decay, s1, end, g_t, K, BLOCK_K, BY_CHANNEL)
-    g2 = _decays(decay, s2, end, g_t, K, BLOCK_K, BY_CHANNEL)
-    g3 = _decays(decay, s3, end, g_t, K, BLOCK_K, BY_CHANNEL)
-    b1 = tl.sum(g0, 0)
-    b0 = b1 * 0.0
-    b2 = b1 + tl.sum(g1, 0)
-    b3 = b2 + tl.sum(g2, 0)
-    n0, n1 = _amounts(beta, start, end, beta_t), _amounts(beta, s1, end, beta_t)
-    n2, n3 = _amounts(beta, s2, end, beta_t), _amounts(beta, s3, end, beta_t)
-    a00, w00 = _diagonal(k, q, n0, g0, start, end, k_t, q_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
-    a11, w11 = _diagonal(k, q, n1, g1, s1, end, k_t, q_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
-    a22, w22 = _diagonal(k, q, n2, g2, s2, end, k_t, q_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
-    a33, w33 = _diagonal(k, q, n3, g3, s3, end, k_t, q_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
-    each = tl.arange(0, SIDE)
-    unit = tl.where(each[:, None] == each[None, :], 1.0, 0.0)
-    x00 = unit
-    x11 = unit
-    x22 = unit
-    x33 = unit
-    for m in range(0, SIDE - 1):
-        x00 = _eliminated(x00, a00, m)
-        x11 = _eliminated(x11, a11, m)
-        x22 = _eliminated(x22, a22, m)
-        x33 = _eliminated(x33, a33, m)
-    base = (block.to(tl.int64) * HEADS + head) * (CHUNK * CHUNK)
-    _put(inverses, weights, base, 0, 0, x00, n0, w00, CHUNK)
-    _put(inverses, weights, base, 1, 1, x11, n1, w11, CHUNK)
-    _put(inverses, weights, base, 2, 2, x22, n2, w22, CHUNK)
-    _put(inverses, weights, base, 3, 3, x33, n3, w33, CHUNK)
-    zero = unit * 0.0
-    _put(inverses, weights, base, 0, 1, zero, n1, zero, CHUNK)
-    _put(inverses, weights, base, 0, 2, zero, n2, zero, CHUNK)
-    _put(inverses, weights, base, 0, 3, zero, n3, zero, CHUNK)
-    _put(inverses, weights, base, 1, 2, zero, n2, zero, CHUNK)
-    _put(inverses, weights, base, 1, 3, zero, n3, zero, CHUNK)
-    _put(inverses, weights, base, 2, 3, zero, n3, zero, CHUNK)
-    key, query = _rows(k, s1, end, k_t, K, BLOCK_K), _rows(q, s1, end, q_t, K, BLOCK_K)
-    sums = _since(g1, b1, BY_CHANNEL)
-    a10, w10 = _below(key, query, n1, sums, b1, k, decay, start, end, b0, k_t, g_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
-    x10 = 0.0 - _times(x11, _times(a10, x00))
-    _put(inverses, weights, base, 1, 0, x10, n0, w10, CHUNK)
-    key, query = _rows(k, s2, end, k_t, K, BLOCK_K), _rows(q, s2, end, q_t, K, BLOCK_K)
-    sums = _since(g2, b2, BY_CHANNEL)
-    a20, w20 = _below(key, query, n2, sums, b2, k, decay, start, end, b0, k_t, g_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
-    a21, w21 = _below(key, query, n2, sums, b2, k, decay, s1, end, b1, k_t, g_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
-    x21 = 0.0 - _times(x22, _times(a21, x11))
-    _put(inverses, weights, base, 2, 1, x21, n1, w21, CHUNK)
-    x20 = 0.0 - _times(x22, _times(a20, x00) + _times(a21, x10))
-    _put(inverses, weights, base, 2, 0, x20, n0, w20, CHUNK)
-    key, query = _rows(k, s3, end, k_t, K, BLOCK_K), _rows(q, s3, end, q_t, K, BLOCK_K)
-    sums = _since(g3, b3, BY_CHANNEL)
-    a30, w30 = _below(key, query, n3, sums, b3, k, decay, start, end, b0, k_t, g_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
-    a31, w31 = _below(key, query, n3, sums, b3, k, decay, s1, end, b1, k_t, g_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
-    a32, w32 = _below(key, query, n3, sums, b3, k, decay, s2, end, b2, k_t, g_t, K, BLOCK_K, BY_CHANNEL, NUMBER)
-    x32 = 0.0 - _times(x33, _times(a32, x22))
-    _put(inverses, weights, base, 3, 2, x32, n2, w32, CHUNK)
-    x31 = 0.0 - _times(x33, _times(a31, x11) + _times(a32, x21))
-    _put(inverses, weights, base, 3, 1, x31, n1, w31, CHUNK)
-    x30 = 0.0 - _times(x33, _times(a30, x00) + _times(a31, x10) + _times(a32, x20))
-    _put(inverses, weights, base, 3, 0, x30, n0, w30, CHUNK)
+    each, channel, column = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K), tl.arange(0, ALL_V)
+    there = start + each < end
+    at = (start + each).to(tl.int64)
+    place = block.to(tl.int64) * HEADS + head
+    inside = there[:, None] & (channel < K)[None, :]
+    key = _line(k + shared * k_h, start, k_t, channel, inside, CHUNK)
+    query = _line(q + shared * q_h, start, q_t, channel, inside, CHUNK)
+    amount = amount_of(tl.load(beta + at * beta_t + head, mask=there, other=0.0), DOUBLE)
+    moved = tl.load(step + at * g_t + head, mask=there, other=0.0).to(tl.float32) + tl.load(bias + head)
+    decay = tl.where(there, _decay(moved, rates, head), 0.0)
+    so_far, total = tl.cumsum(decay, 0), tl.sum(decay, 0)
+    of_key = over_length(_squares(key))
+    of_query = over_length(_squares(query)) * K**-0.5
+    tl.store(sinces + place * CHUNK + each, tl.exp2(so_far) * of_query)
+    tl.store(laters + place * CHUNK + each, tl.exp2(total - so_far) * of_key)
+    tl.store(shrinks + place, tl.exp2(total))
+    lower = each[:, None] >= each[None, :]
+    between = tl.exp2(tl.where(lower, so_far[:, None] - so_far[None, :], float("-inf"))) * of_key[None, :]
+    turned = tl.trans(key)
+    tl.store(_tile(weights, place, CHUNK, CHUNK), (_times(query, turned) * between * of_query[:, None]).to(NUMBER))
+    a = _times(key, turned) * between * (amount * of_key)[:, None]
+    inverse = _inverse(a, CHUNK, LEVELS, WIDE)
+    value = _line(v + head * v_h, start, v_t, column, there[:, None] & (column < V)[None, :], CHUNK)
+    tl.store(_tile(solved_v, place, CHUNK, ALL_V), _times((inverse * amount[None, :]).to(NUMBER), value).to(NUMBER))
+    system = (inverse * (amount * of_key * tl.exp2(so_far))[None, :]).to(NUMBER)
+    key = _line(k + shared * k_h, start, k_t, channel, inside, CHUNK)  # once more, as registers are dearer
+    tl.store(_tile(solved_k, place, CHUNK, BLOCK_K), _times(system, key).to(NUMBER))
 
 
-def systems(
-    facts: DeltaFacts, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor, batch: StateBatch,
-    few: int,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(1 + A)⁻¹ · β and the queries' weights, `[chunks, heads, 64, 64]` in v's dtype, of requests of more than `few` tokens. Chunk c of
-    request r is the (query_start[r] // 64 + r + c)-th; what belongs to no chunk is nobody's."""
-    chunks = v.shape[0] // CHUNK + batch.many
-    inverses = torch.empty(chunks, facts.heads, CHUNK, CHUNK, dtype=v.dtype, device=v.device)
-    weights = torch.empty_like(inverses)
-    _systems[(chunks, facts.heads)](
-        q, k, log_decay, beta, inverses, weights, batch.query_start, batch.many, few, *q.stride()[:2], *k.stride()[:2],
-        *log_decay.stride()[:2], beta.stride(0), HEADS=facts.heads, K_HEADS=facts.k_heads, K=facts.k_dim,
-        BLOCK_K=max(16, triton.next_power_of_2(facts.k_dim)), BY_CHANNEL=facts.by_channel, CHUNK=CHUNK,
-        num_warps=4, **early(v.device),
+@triton.jit(do_not_specialize=["many", *SIZES], do_not_specialize_on_alignment=STEP)
+def _by_channel(q, k, v, step, beta, bias, rates, solved_k, solved_v, weights, queries, keys, shrinks, query_start, many, few,
+                q_t, q_h, k_t, k_h, v_t, v_h, g_t, g_h, beta_t, HEADS: tl.constexpr, K_HEADS: tl.constexpr, K: tl.constexpr,
+                V: tl.constexpr, BLOCK_K: tl.constexpr, ALL_V: tl.constexpr, DOUBLE: tl.constexpr, CHUNK: tl.constexpr,
+                LEVELS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """The same where channels decay; queries and keys, decayed since the chunk began and until it ends, are tiles too."""
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
+    head, block = tl.program_id(0), tl.program_id(1)
+    request = find_request(query_start, block, many, CHUNK)
+    first, end = segment(query_start, request)
+    start = first + (block - (first // CHUNK + request)) * CHUNK
+    if (start >= end) | (end - first <= few):
+        return
+    NUMBER: tl.constexpr = solved_k.dtype.element_ty
+    WIDE: tl.constexpr = tl.float32 if tl.float32 == NUMBER else tl.float16
+    shared = head // (HEADS // K_HEADS)
+    each, channel, column = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K), tl.arange(0, ALL_V)
+    there = start + each < end
+    at = (start + each).to(tl.int64)
+    place = block.to(tl.int64) * HEADS + head
+    inside = there[:, None] & (channel < K)[None, :]
+    amount = amount_of(tl.load(beta + at * beta_t + head, mask=there, other=0.0), DOUBLE)
+    moved = _line(step + head * g_h, start, g_t, channel, inside, CHUNK).to(tl.float32)
+    moved += tl.load(bias + head * K + channel, mask=channel < K, other=0.0)[None, :]
+    decay = tl.where(inside, _decay(moved, rates, head), 0.0)
+    tl.store(shrinks + place * BLOCK_K + channel, tl.exp2(tl.sum(decay, 0)))
+    decay = decay.to(WIDE)
+    key = _line(k + shared * k_h, start, k_t, channel, inside, CHUNK)
+    query = _line(q + shared * q_h, start, q_t, channel, inside, CHUNK)
+    of_key = over_length(_squares(key))
+    of_query = over_length(_squares(query)) * K**-0.5
+    row, other = each[:, None], each[None, :]
+    a = tl.zeros([CHUNK, CHUNK], tl.float32)
+    weight = tl.where(row == other, tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)[:, None], 0.0)
+    for level in tl.range(0, LEVELS, num_stages=1):
+        reach = tl.exp2(_times(_counted(row, other, level).to(WIDE), decay))
+        near, turned = (query.to(tl.float32) * reach).to(NUMBER), (key.to(tl.float32) * reach).to(NUMBER)
+        further = (row >> level) > (other >> level)
+        a = tl.where(further, _times(turned, tl.trans(turned)), a)
+        weight = tl.where(further, _times(near, tl.trans(turned)), weight)
+    tl.store(_tile(weights, place, CHUNK, CHUNK), (weight * of_query[:, None] * of_key[None, :]).to(NUMBER))
+    inverse = _inverse(a * (amount * of_key)[:, None] * of_key[None, :], CHUNK, LEVELS, WIDE)
+    value = _line(v + head * v_h, start, v_t, column, there[:, None] & (column < V)[None, :], CHUNK)
+    tl.store(_tile(solved_v, place, CHUNK, ALL_V), _times((inverse * amount[None, :]).to(NUMBER), value).to(NUMBER))
+    later = tl.exp2(_times((other > row).to(WIDE), decay)) * of_key[:, None]
+    tl.store(_tile(keys, place, CHUNK, BLOCK_K), (key.to(tl.float32) * later).to(NUMBER))
+    since = tl.exp2(_times((other <= row).to(WIDE), decay))
+    tl.store(_tile(queries, place, CHUNK, BLOCK_K), (query.to(tl.float32) * since * of_query[:, None]).to(NUMBER))
+    system = (inverse * (amount * of_key)[None, :]).to(NUMBER)
+    tl.store(_tile(solved_k, place, CHUNK, BLOCK_K), _times(system, (key.to(tl.float32) * since).to(NUMBER)).to(NUMBER))
+
+
+class Inputs(NamedTuple):
+    """Arguments of a launch as `GatedDelta.run` has them, their last dimension without gaps."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    step: torch.Tensor
+    beta: torch.Tensor
+    bias: torch.Tensor
+    rates: torch.Tensor
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """`q_t, q_h, k_t, k_h, v_t, v_h, g_t, g_h, beta_t`."""
+        pairs = (tensor.stride()[:2] for tensor in (self.q, self.k, self.v, self.step))
+        return (*(step for pair in pairs for step in pair), self.beta.stride(0))
+
+
+class Solved(NamedTuple):
+    """Of all chunks, `[chunks, heads, …]`, chunk c of request r the (query_start[r] // chunk + r + c)-th; what belongs to none is nobody's.
+
+    Attributes:
+        chunk: tokens of one, L.
+        solved_k, solved_v: T · (k · since), `[L, block of K]`; T · v, `[L, block of V]`.
+        weights: what queries see of what the chunk writes, `[L, L]`.
+        queries, keys: by channel, decayed since the chunk began and until it ends, `[L, block of K]`; else factors `[L]` of those that run
+            has: decays, and what makes their lengths 1.
+        shrinks: what becomes of the state: `[block of K]` by channel, else one number.
+    """
+
+    chunk: int
+    solved_k: torch.Tensor
+    solved_v: torch.Tensor
+    weights: torch.Tensor
+    queries: torch.Tensor
+    keys: torch.Tensor
+    shrinks: torch.Tensor
+
+
+def block_of_dim(size: int) -> int:
+    """Columns of a tile that products take."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def systems(facts: DeltaFacts, inputs: Inputs, batch: StateBatch, few: int, warps: int, most: int) -> Solved:
+    """Of requests of more than `few` tokens. It needs 2 · K + 2 · V + 128 bytes a token and head in 16 bits, 4 · K more by channel."""
+    v, heads = inputs.v, facts.heads
+    levels = 6 if v.element_size() == 2 else 4  # what has no matrix units multiplies blocks that fit into registers
+    chunk, device = 1 << levels, v.device
+    chunks, block_k, all_v = v.shape[0] // chunk + batch.many, block_of_dim(facts.k_dim), block_of_dim(facts.v_dim)
+
+    def tiles(*shape: int, dtype: torch.dtype = v.dtype) -> torch.Tensor:
+        return torch.empty(chunks, heads, *shape, dtype=dtype, device=device)
+
+    if facts.by_channel:
+        beside = tiles(chunk, block_k), tiles(chunk, block_k), tiles(block_k, dtype=torch.float32)
+    else:
+        beside = tiles(chunk, dtype=torch.float32), tiles(chunk, dtype=torch.float32), tiles(1, dtype=torch.float32)
+    solved = Solved(chunk, tiles(chunk, block_k), tiles(chunk, all_v), tiles(chunk, chunk), *beside)
+    kernel: Any = _by_channel if facts.by_channel else _by_head
+    kernel[(heads, chunks)](
+        *inputs, *solved[1:], batch.query_start, batch.many, few, *inputs.steps, HEADS=heads, K_HEADS=facts.k_heads, K=facts.k_dim,
+        V=facts.v_dim, BLOCK_K=block_k, ALL_V=all_v, DOUBLE=facts.double, CHUNK=chunk, LEVELS=levels, num_warps=warps,
+        **registers(device, most), **early(device),
     )  # fmt: skip
-    return inverses, weights
+    return solved

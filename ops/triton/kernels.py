@@ -151,6 +151,7 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel("write_kv", "triton", f"{HERE}.attention:WriteKv", NEEDS, _writable, 1.0, INVARIANT),
         Kernel("rms_norm", "triton", f"{HERE}.pointwise:RmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("add_rms_norm", "triton", f"{HERE}.pointwise:AddRmsNorm", NEEDS, None, 1.0, INVARIANT),
+        Kernel("gated_norm", "triton", f"{HERE}.pointwise:GatedNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("rope", "triton", f"{HERE}.pointwise:Rope", NEEDS, None, 1.0, INVARIANT),
         Kernel("rope_write", "triton", f"{HERE}.rope_write:RopeWrite", NEEDS, _float_pages, 1.0, CLAIMS),
         Kernel("rope_write", "triton_fixed", f"{HERE}.rope_write:RopeWriteFixed", NEEDS, _float_pages, FIXED, INVARIANT),

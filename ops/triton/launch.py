@@ -83,6 +83,11 @@ def early(device: torch.device) -> dict[str, Any]:
     return {"EARLY": True, "launch_pdl": True} if overlaps(device) else {"EARLY": False}
 
 
+def registers(device: torch.device, most: int) -> dict[str, int]:
+    """Arguments of a launch whose programs are to have no more registers a thread, so that more of them run beside each other."""
+    return {"maxnreg": most} if device.type != "cpu" and driver.active.get_current_target().backend == "cuda" else {}
+
+
 def forget() -> None:
     """The driver is another one now."""
     overlaps.cache_clear()

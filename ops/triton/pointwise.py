@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.activation import ActivationFacts
-from pagoda.ops.norm import NormFacts
+from pagoda.ops.norm import GatedNormFacts, NormFacts
 from pagoda.ops.rope import RopeFacts
 from pagoda.ops.triton.launch import early
 from pagoda.ops.triton.order import let_next_start, wait_for_last
@@ -80,6 +80,53 @@ def _launch_norm(facts: NormFacts, packed: Any, x: torch.Tensor, residual: torch
         WIDTH=facts.width, BLOCK=block, ADD=residual is not None, WEIGHT=facts.weight, OFFSET=facts.offset != 0.0,
         num_warps=min(max(block // 512, 1), 8), **early(x.device),
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _gated_norm(x, gate, weight, out, rows, x_t, gate_t, eps, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TOGETHER: tl.constexpr,
+                BLOCK: tl.constexpr, SILU: tl.constexpr, FIRST: tl.constexpr, SHARED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """TOGETHER of the tokens' groups, which are `rows` in all."""
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
+    row = tl.program_id(0).to(tl.int64) * TOGETHER + tl.arange(0, TOGETHER)
+    column = tl.arange(0, BLOCK)
+    token, begin = row // GROUPS, row % GROUPS * WIDTH
+    mask = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    value = tl.load(x + (token * x_t + begin)[:, None] + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    number = tl.load(gate + (token * gate_t + begin)[:, None] + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    factor = 1.0 / (1.0 + tl.exp(-number))
+    if SILU:
+        factor *= number
+    if FIRST:
+        value *= factor
+    if SHARED:
+        scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+    else:
+        scale = tl.load(weight + begin[:, None] + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    normed = value * tl.rsqrt(tl.sum(value * value, 1) / WIDTH + eps)[:, None] * scale
+    if not FIRST:
+        normed *= factor
+    tl.store(out + row[:, None] * WIDTH + column[None, :], normed.to(out.dtype.element_ty), mask=mask)
+
+
+class GatedNorm(PlainKernel):
+    """`run(packed, x, gate)`, as in `ops.norm.GatedNormReference`. A program's share is the same in every batch, as its sums are."""
+
+    facts: GatedNormFacts
+
+    def run(self, packed: Any, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        facts = self.facts
+        x, gate = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, gate))
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        rows, block = x.shape[0] * facts.groups, triton.next_power_of_2(facts.width)
+        together = max(1, 512 // block)
+        if rows:
+            _gated_norm[(triton.cdiv(rows, together),)](
+                x, gate, packed["weight"], out, rows, x.stride(0), gate.stride(0), facts.eps, GROUPS=facts.groups, WIDTH=facts.width,
+                TOGETHER=together, BLOCK=block, SILU=facts.gate == "silu", FIRST=facts.gate_first, SHARED=facts.weight == "shared",
+                num_warps=min(max(block // 512, 2), 8), **early(x.device),
+            )  # fmt: skip
+        return out
 
 
 @triton.jit

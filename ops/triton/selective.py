@@ -9,8 +9,8 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.scan import SelectiveScanFacts
 from pagoda.ops.state import StateBatch
 from pagoda.ops.triton.launch import early
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 from pagoda.ops.triton.state_rows import ALL, FEW, SIZES, STEP, by_rows, page_steps, segment, state_of, step_args, zero_rest
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 SPAN = 16
 """Tokens of a prefix sum."""
@@ -27,9 +27,8 @@ def _scan(x, dt, a, b, c, d, state, out, query_start, fresh, read, write, rows, 
           s_page, s_d, D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, SPAN: tl.constexpr,
           EARLY: tl.constexpr):  # fmt: skip
     """Blocks of channels × requests; tokens of those of more than `few` are taken SPAN at a time."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     row = tl.program_id(1)
     channel, n = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     inside = (channel < D)[:, None] & (n < N)[None, :]

@@ -16,6 +16,7 @@ from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.scan import SsdFacts
 from pagoda.ops.state import StateBatch
 from pagoda.ops.triton.launch import early, fitting_stages
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 from pagoda.ops.triton.ssd_segments import WAYS, in_segments
 from pagoda.ops.triton.state_rows import (
     ALL,
@@ -29,19 +30,19 @@ from pagoda.ops.triton.state_rows import (
     segment,
     state_of,
     step_args,
+    step_of,
     zero_rest,
 )
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=STEP)
-def _steps(x, dt, a, b, c, d, state, out, query_start, fresh, read, write, rows, tokens, few, read_r, write_r,
+def _steps(x, dt, bias, a, b, c, d, state, out, query_start, fresh, read, write, rows, tokens, few, read_r, write_r,
            x_t, x_h, dt_t, b_t, b_g, c_t, c_g, s_page, s_h, s_p, HEADS: tl.constexpr, GROUPS: tl.constexpr, P: tl.constexpr,
-           N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, SKIP: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """Heads × blocks of their rows, × requests; those of more than `few` tokens are left alone. SKIP: there is d."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+           N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SKIP: tl.constexpr,
+           STEPS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """Heads × blocks of their rows, × requests; those of more than `few` tokens are left alone. SKIP: there is d; STEPS: steps."""
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     BLOCKS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
     head, row = tl.program_id(0) // BLOCKS, tl.program_id(1)
     p = tl.program_id(0) % BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -55,11 +56,11 @@ def _steps(x, dt, a, b, c, d, state, out, query_start, fresh, read, write, rows,
     inside = (p < P)[:, None] & (n < N)[None, :]
     place = state + head * s_h + p.to(tl.int64)[:, None] * s_p + n[None, :]
     held = tl.load(place + page_in * s_page, mask=inside & kept, other=0.0)
-    rate = tl.load(a + head)
+    rate, shift = tl.load(a + head), tl.load(bias + head)
     group = head // (HEADS // GROUPS)
     for token in range(first, end):
         at = tl.cast(token, tl.int64)
-        step = tl.load(dt + at * dt_t + head)
+        step = step_of(dt + at * dt_t + head, at >= 0, shift, LOW, HIGH, STEPS)
         value = tl.load(x + at * x_t + head * x_h + p, mask=p < P, other=0.0).to(tl.float32)
         added = tl.load(b + at * b_t + group * b_g + n, mask=n < N, other=0.0).to(tl.float32)
         asked = tl.load(c + at * c_t + group * c_g + n, mask=n < N, other=0.0).to(tl.float32)
@@ -74,14 +75,13 @@ def _steps(x, dt, a, b, c, d, state, out, query_start, fresh, read, write, rows,
 
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=STEP)
-def _chunks(x, dt, a, b, c, d, state, out, query_start, fresh, read, write, few, read_r, write_r,
+def _chunks(x, dt, bias, a, b, c, d, state, out, query_start, fresh, read, write, few, read_r, write_r,
             x_t, x_h, dt_t, b_t, b_g, c_t, c_g, s_page, s_h, s_p, HEADS: tl.constexpr, GROUPS: tl.constexpr, P: tl.constexpr,
-            N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, SKIP: tl.constexpr,
-            STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+            N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+            SKIP: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """The same for requests of more than `few` tokens, CHUNK of them at a time."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     BLOCKS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
     head, row = tl.program_id(0) // BLOCKS, tl.program_id(1)
     p = tl.program_id(0) % BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -93,13 +93,13 @@ def _chunks(x, dt, a, b, c, d, state, out, query_start, fresh, read, write, few,
     inside = (p < P)[:, None] & (n < N)[None, :]
     place = state + head * s_h + p.to(tl.int64)[:, None] * s_p + n[None, :]
     held = tl.load(place + page_in * s_page, mask=inside & kept, other=0.0)
-    rate = tl.load(a + head)
+    rate, shift = tl.load(a + head), tl.load(bias + head)
     group = head // (HEADS // GROUPS)
     each = tl.arange(0, CHUNK)
     for start in tl.range(first, end, CHUNK, num_stages=STAGES):
         there = start + each < end
         at = (start + each).to(tl.int64)
-        step = tl.load(dt + at * dt_t + head, mask=there, other=0.0)
+        step = step_of(dt + at * dt_t + head, there, shift, LOW, HIGH, STEPS)
         values = tl.load(x + at[:, None] * x_t + head * x_h + p[None, :], mask=there[:, None] & (p < P)[None, :], other=0.0)
         mask = there[:, None] & (n < N)[None, :]
         added = tl.load(b + at[:, None] * b_t + group * b_g + n[None, :], mask=mask, other=0.0).to(values.dtype)
@@ -128,7 +128,7 @@ class Inputs(NamedTuple):
 
 
 class SsdScan(PlainKernel):
-    """`run(x, dt, a, b, c, d, state, batch)`, as in `ops.scan.SsdScanReference`."""
+    """`run(x, step, bias, a, b, c, d, state, batch)`, as in `ops.scan.SsdScanReference`."""
 
     facts: SsdFacts
     way = WAYS[0]
@@ -136,22 +136,23 @@ class SsdScan(PlainKernel):
     fused = True
 
     def run(
-        self, x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor | None,
-        state: torch.Tensor, batch: StateBatch,
+        self, x: torch.Tensor, step: torch.Tensor | None, bias: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+        d: torch.Tensor | None, state: torch.Tensor, batch: StateBatch,
     ) -> torch.Tensor:  # fmt: skip
         tokens, rows = x.shape[0], batch.read.shape[0]
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if tokens == 0 or rows == 0:
             return out.zero_()
-        x, dt, b, c = (by_rows(tensor) for tensor in (x, dt, b, c))
-        tensors = (x, dt, a, b, c, a if d is None else d, state, out, *step_args(batch))
+        x, b, c, dt = (by_rows(tensor) for tensor in (x, b, c, x if step is None else step))
+        tensors = (x, dt, a if bias is None else bias, a, b, c, a if d is None else d, state, out, *step_args(batch))
         steps = (
             *x.stride()[:2], dt.stride(0), *b.stride()[:2], *c.stride()[:2], *state.stride()[:3],
         )  # fmt: skip
-        common = {"SKIP": d is not None, **early(x.device)}
+        low, high = self.facts.limits
+        common = {"SKIP": d is not None, "STEPS": step is not None, "LOW": low, "HIGH": high, **early(x.device)}
         self._one_by_one(Inputs(tensors, steps), rows, tokens, batch, common)
         if batch.max_query > self.few and x.element_size() == 2 and self.facts.state <= 128:
-            in_segments(self.facts, x, dt, a, b, c, d, state, out, batch, self.few, self.way)
+            in_segments(self.facts, x, step if step is None else dt, bias, a, b, c, d, state, out, batch, self.few, self.way)
         elif batch.max_query > self.few:
             self._in_chunks(Inputs(tensors, steps), batch, x.element_size(), common)
         return out

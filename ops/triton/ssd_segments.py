@@ -15,24 +15,24 @@ import triton.language as tl
 from pagoda.ops.scan import SsdFacts
 from pagoda.ops.state import StateBatch
 from pagoda.ops.triton.launch import early, fitting_stages
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 from pagoda.ops.triton.paged_kernels import find_request
-from pagoda.ops.triton.state_rows import SIZES, STEP, page_steps, segment, state_of, step_args
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from pagoda.ops.triton.state_rows import SIZES, STEP, page_steps, segment, state_of, step_args, step_of
 
 ROWS = 64
 """Tokens of half a segment."""
 
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=STEP)
-def _borders(x, dt, a, b, state, before, sums, owns, query_start, fresh, read, write, few, read_r, write_r, x_t, x_h, dt_t, b_t, b_g,
+def _borders(x, dt, bias, a, b, state, before, sums, owns, query_start, fresh, read, write, few, read_r, write_r, x_t, x_h, dt_t, b_t, b_g,
              s_page, s_h, s_p, HEADS: tl.constexpr, GROUPS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr,
-             BLOCK_N: tl.constexpr, ALL_P: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+             BLOCK_N: tl.constexpr, ALL_P: tl.constexpr, ROWS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, STEPS: tl.constexpr,
+             STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Heads × blocks of their rows, × requests of more than `few` tokens. before: `[segments, HEADS, BLOCK_N, ALL_P]`, states where a
     segment begins. sums: `[segments, HEADS, 2 · ROWS]`, logarithms of decays since then; owns: the same less that of dt. Writes the last
     state."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     SEGMENT: tl.constexpr = 2 * ROWS
     BLOCKS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
     head, row = tl.program_id(0) // BLOCKS, tl.program_id(1)
@@ -45,13 +45,13 @@ def _borders(x, dt, a, b, state, before, sums, owns, query_start, fresh, read, w
     inside = (n < N)[:, None] & (p < P)[None, :]
     place = state + head * s_h + p.to(tl.int64)[None, :] * s_p + n[:, None]
     held = tl.load(place + page_in * s_page, mask=inside & kept, other=0.0)
-    rate = tl.load(a + head)
+    rate, shift = tl.load(a + head), tl.load(bias + head)
     group = head // (HEADS // GROUPS)
     tile = (first // SEGMENT + row).to(tl.int64) * HEADS + head
     for start in tl.range(first, end, SEGMENT, num_stages=STAGES):
         there = start + each < end
         at = (start + each).to(tl.int64)
-        step = tl.load(dt + at * dt_t + head, mask=there, other=0.0)
+        step = step_of(dt + at * dt_t + head, there, shift, LOW, HIGH, STEPS)
         value = tl.load(x + at[:, None] * x_t + head * x_h + p[None, :], mask=there[:, None] & (p < P)[None, :], other=0.0)
         added = tl.load(b + at[:, None] * b_t + group * b_g + n[None, :], mask=there[:, None] & (n < N)[None, :], other=0.0)
         tl.store(before + tile * (BLOCK_N * ALL_P) + n[:, None] * ALL_P + p[None, :], held.to(before.dtype.element_ty))
@@ -88,9 +88,8 @@ def _outputs(x, b, c, d, before, sums, owns, out, query_start, many, few, x_t, x
 
     A later half has the earlier one before it; an earlier one has zeros there.
     """
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     SEGMENT: tl.constexpr = 2 * ROWS
     BLOCKS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
     block, late = tl.program_id(0) // 2, tl.program_id(0) % 2
@@ -152,8 +151,8 @@ WAYS = (
 
 
 def in_segments(
-    facts: SsdFacts, x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor | None,
-    state: torch.Tensor, out: torch.Tensor, batch: StateBatch, few: int, way: Way,
+    facts: SsdFacts, x: torch.Tensor, step: torch.Tensor | None, bias: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor,
+    c: torch.Tensor, d: torch.Tensor | None, state: torch.Tensor, out: torch.Tensor, batch: StateBatch, few: int, way: Way,
 ) -> None:  # fmt: skip
     """Outputs and states of requests of more than `few` tokens. Tensors as `ops.scan.SsdScanReference` has them, their last dimension
     without gaps. Beside them it needs P · N / 64 + 8 bytes a token and head."""
@@ -169,8 +168,10 @@ def in_segments(
     rows = min(all_p, way.rows)
     stage, beside = 2 * ROWS * (rows + block_n) * width, (2 * ROWS + block_n) * rows * width
     _borders[(heads * triton.cdiv(facts.head_dim, rows), batch.many)](
-        x, dt, a, b, state, before, sums, owns, *step_args(batch), few, *page_steps(batch), *x.stride()[:2], dt.stride(0), *b.stride()[:2],
-        *state.stride()[:3], BLOCK_P=rows, STAGES=fitting_stages(device, way.stages, stage, beside), num_warps=way.warps, **common,
+        x, x if step is None else step, a if bias is None else bias, a, b, state, before, sums, owns, *step_args(batch), few,
+        *page_steps(batch), *x.stride()[:2], 0 if step is None else step.stride(0), *b.stride()[:2], *state.stride()[:3], BLOCK_P=rows,
+        LOW=facts.limits[0], HIGH=facts.limits[1], STEPS=step is not None, STAGES=fitting_stages(device, way.stages, stage, beside),
+        num_warps=way.warps, **common,
     )  # fmt: skip
     rows, together = min(all_p, 64), heads // facts.groups
     per = max(count for count in range(1, way.heads + 1) if together % count == 0)

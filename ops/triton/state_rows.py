@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from pagoda.ops.state import StateBatch
+from pagoda.ops.triton.paged_kernels import LOG2E
 
 STEP = ["query_start", "fresh", "read", "write"]
 """Arrays of a step, which begin anywhere: a compiled kernel must not depend on it."""
@@ -19,6 +20,8 @@ ALL = 2**30
 """As many where every request is."""
 PROGRAMS = 528
 """Programs of a launch below which they take less of a state each."""
+
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -32,6 +35,32 @@ def state_of(fresh, read, write, row, read_r, write_r):
     """Whether there is a state before the step, and the pages of the state before and after it."""
     kept = tl.load(fresh + row).to(tl.int32) == 0
     return kept, tl.load(read + row.to(tl.int64) * read_r).to(tl.int64), tl.load(write + row.to(tl.int64) * write_r).to(tl.int64)
+
+
+@triton.jit
+def softplus(x):
+    """ln(1 + eˣ), to the last bits where that is small: there 1 + e would lose e, whose series it is."""
+    e = tl.exp2(tl.abs(x) * -LOG2E)
+    series = e * (1.0 - e * (1.0 / 2 - e * (1.0 / 3 - e * (1.0 / 4 - e * (1.0 / 5 - e * (1.0 / 6))))))
+    return tl.maximum(x, 0.0) + tl.where(e < 1.0 / 16, series, tl.log2(1.0 + e) * LN2)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + e⁻ˣ), by one instruction each for power and quotient instead of four and six."""
+    root = tl.rsqrt(1.0 + tl.exp2(x * -LOG2E))
+    return root * root
+
+
+@triton.jit
+def step_of(place, mask, shift, LOW: tl.constexpr, HIGH: tl.constexpr, STEPS: tl.constexpr):
+    """A state space's step, from LOW to HIGH; 0 where there is no token, and 1 elsewhere without STEPS."""
+    if STEPS:
+        step = softplus(tl.load(place, mask=mask, other=0.0).to(tl.float32) + shift)
+        step = tl.minimum(tl.maximum(step, LOW), HIGH)
+    else:
+        step = mask.to(tl.float32) + 0.0 * shift
+    return tl.where(mask, step, 0.0)
 
 
 @triton.jit

@@ -8,9 +8,9 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.state import StateBatch
 from pagoda.ops.triton.launch import early
+from pagoda.ops.triton.order import let_next_start, wait_for_last
 from pagoda.ops.triton.state_rows import SIZES, STEP, by_rows, page_steps, segment, state_of, step_args, zero_rest
 from pagoda.ops.wkv import NOTHING, WkvFacts
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LEAST = tl.constexpr(NOTHING)
 
@@ -18,9 +18,8 @@ LEAST = tl.constexpr(NOTHING)
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=STEP)
 def _walk(k, v, decay, first_weight, state, out, query_start, fresh, read, write, rows, tokens, read_r, write_r, k_t, v_t, s_page, s_sum,
           C: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     channel, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
     inside = channel < C
     first, end = segment(query_start, row)
