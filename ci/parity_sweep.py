@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from pagoda.hal.device import Backend
 from pagoda.hal.discovery import choose
-from pagoda.hal.errors import ConfigError
+from pagoda.hal.errors import ConfigError, ModelError
 from pagoda.models.load import describe, open_checkpoint, support_of
 from pagoda.models.parallel.shard import Shard
 from pagoda.serving.cli.parity_run import REFERENCE, Report, check
@@ -55,9 +55,20 @@ def _record(path: Path, backend: Backend, ranks: list[int], kept: list[dict[str,
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     head = {"name": _name(path), "architecture": config["architectures"][0], "model_type": config["model_type"]}
     support = support_of(config)
-    runs = [*kept, *(_run(path, backend, tp) for tp in ranks if _divides(path, tp))] if support != "unsupported" else []
+    if support == "unsupported":
+        return {**head, "runs": [{"tp": 1, "passed": False, "worst": None, "error": _refusal(config)}]}
+    runs = [*kept, *(_run(path, backend, tp) for tp in ranks if _divides(path, tp))]
     runs = [run for run in runs if run["tp"] == 1 or not run.get("error", "").startswith("ConfigError")]
     return {**head, **({"support": "bridge"} if support == "bridge" else {}), "runs": sorted(runs, key=lambda run: run["tp"])}
+
+
+def _refusal(config: dict[str, Any]) -> str:
+    """Why neither a family nor the bridge runs a model; the families that there are do not matter."""
+    try:
+        describe(config)
+    except ModelError as error:
+        return f"ModelError: {str(error).rpartition('nor can transformers run it: ')[2]}"
+    raise AssertionError("it was unsupported")
 
 
 def _divides(path: Path, tp: int) -> bool:

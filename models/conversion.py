@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from pagoda.hal.errors import ConfigError, ModelError
@@ -40,29 +41,21 @@ def _vectors(config: Config) -> Pooler:
     return Pooler("embed", "last", normalize=True)
 
 
-def _scores(config: Config) -> Pooler:
+def _scores(config: Config, kind: Literal["last", "all"] = "last") -> Pooler:
     named = labels(config)
-    return Pooler("classify", "last", (Dense(len(named), bias=False),), activation=score_activation(config, len(named)), labels=named)
+    steps = (Dense(len(named), bias=kind == "all"),)
+    return Pooler("classify", kind, steps, activation=score_activation(config, len(named)), labels=named)
 
 
-def _token_scores(config: Config) -> Pooler:
-    named = labels(config)
-    return Pooler("classify", "all", (Dense(len(named)),), activation=score_activation(config, len(named)), labels=named)
-
-
-def _reward(config: Config) -> Pooler:
-    width = config.integer("hidden_size")
-    return Pooler("classify", "all", (Dense(width, "relu"), Dense(1)))
-
-
-def _process_reward(config: Config) -> Pooler:
-    width = config.integer("hidden_size")
-    return Pooler("classify", "all", (Dense(width, "relu"), Dense(2)), activation="softmax")
+def _reward(config: Config, outputs: int = 1) -> Pooler:
+    """Of an answer, or (two) of each of its steps: how likely it is wrong, and right."""
+    steps = (Dense(config.integer("hidden_size"), "relu"), Dense(outputs))
+    return Pooler("classify", "all", steps, activation="none" if outputs == 1 else "softmax")
 
 
 ENDS: Mapping[str, Make] = {
-    "ForSequenceClassification": _scores, "ForTokenClassification": _token_scores,
-    "ForProcessRewardModel": _process_reward, "ForRewardModel": _reward, "TextModel": _vectors, "Model": _vectors,
+    "ForSequenceClassification": _scores, "ForTokenClassification": partial(_scores, kind="all"),
+    "ForProcessRewardModel": partial(_reward, outputs=2), "ForRewardModel": _reward, "TextModel": _vectors, "Model": _vectors,
 }  # fmt: skip
 """How architectures that pool end, and what they answer with."""
 

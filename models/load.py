@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -32,6 +33,7 @@ from pagoda.models.family import Family, LeftToTransformers
 from pagoda.models.loading.dummy_source import DummySource
 from pagoda.models.loading.open import Checkpoint, open_checkpoint
 from pagoda.models.loading.progress import Progress, watched
+from pagoda.models.loading.respelled import respelled
 from pagoda.models.model import LengthEpochs, ModelFacts
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.registry import find_family
@@ -118,7 +120,7 @@ def describe(
     `CheckpointError` naming every tensor that does not fit.
     """
     if not isinstance(checkpoint, Checkpoint):
-        checkpoint = Checkpoint(checkpoint, {}, None, "config")
+        checkpoint = Checkpoint(respelled(checkpoint), {}, None, "config")
     shard = shard or Shard()
     computing = _dtype(checkpoint.config, dtype, tuple(dtypes), default)
     numerics = Numerics(computing, _kv_dtype(kv_dtype, computing))
@@ -189,6 +191,7 @@ def _spec(family: Family, config: Mapping[str, Any], wanted: Wanted, model_impl:
 def support_of(config: Mapping[str, Any]) -> Literal["native", "bridge", "unsupported"]:
     """Who would run a config.json, or its language model: a family, transformers or nobody. Whether the bridge carries what transformers
     has, `describe` says."""
+    config = respelled(config)
     try:
         family = _family(config, AS_IT_IS, "auto")
         if family is None and text_of(config) is not None:
@@ -237,6 +240,8 @@ def _bridged(checkpoint: Checkpoint, numerics: Numerics, shard: Shard, table: Ke
     saved = module.state_dict().keys()
     parameters = {name: Parameter(name, tuple(tensor.shape), "replicated") for name, tensor in tensors.items() if name in saved}
     facts = facts_of(spec, module, _architecture(checkpoint), numerics, _eos(checkpoint), wanted)
+    if facts.encoder is not None:
+        facts = replace(facts, encoder=replace(facts.encoder, start=_start(checkpoint)))
     return Description(facts, spec, None, numerics, shard, format, parameters, tuple(build.uses), stored, {})
 
 
@@ -332,7 +337,6 @@ def _check_kernels(uses: Iterable[tuple[str, Facts]], table: KernelTable) -> Non
 
 
 def _facts(checkpoint: Checkpoint, spec: DecoderSpec, numerics: Numerics, listed: Builder, build: Builder, hollow: Decoder) -> ModelFacts:
-    counts = [_count(parameter) for parameter in listed.parameters.values()]
     return ModelFacts(
         architecture=_architecture(checkpoint),
         vocab_size=spec.vocab,
@@ -342,7 +346,7 @@ def _facts(checkpoint: Checkpoint, spec: DecoderSpec, numerics: Numerics, listed
         weight_bytes=build.nbytes,
         work_bytes_per_token=work_bytes(spec, build),
         eos_ids=_eos(checkpoint),
-        parameters=sum(counts),
+        parameters=sum(prod(parameter.shape) for parameter in listed.parameters.values()),
         length_epochs=_length_epochs(spec),
         tasks=spec.pooler.tasks if spec.pooler is not None else ("generate",),
         pooler=spec.pooler,
@@ -356,13 +360,18 @@ def _facts(checkpoint: Checkpoint, spec: DecoderSpec, numerics: Numerics, listed
 def _encoder(checkpoint: Checkpoint, spec: Encoder | None) -> EncoderFacts | None:
     if spec is None:
         return None
-    start = _first_ids(checkpoint, "decoder_start_token_id") or _first_ids(checkpoint, "bos_token_id")
-    start += _first_ids(checkpoint, "forced_bos_token_id")
+    start = _start(checkpoint)
     if isinstance(spec.entry, Embed):
         return EncoderFacts("text", spec.longest, vocab=spec.vocab, start=start)
     cuts = tuple(Cut(conv.kernel, conv.stride, conv.padding) for conv in spec.entry.convs)
     kind: Literal["frames", "samples"] = "frames" if spec.entry.bins else "samples"
     return EncoderFacts(kind, spec.longest, bins=spec.entry.bins, cuts=cuts, start=start, log_mel=spec.entry.log_mel)
+
+
+def _start(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Ids that a decoder's text begins with."""
+    first = _ids(checkpoint, "decoder_start_token_id") or _ids(checkpoint, "bos_token_id")
+    return first[:1] + _ids(checkpoint, "forced_bos_token_id")[:1]
 
 
 def _architecture(checkpoint: Checkpoint) -> str:
@@ -377,19 +386,8 @@ def _length_epochs(spec: DecoderSpec) -> LengthEpochs | None:
     return LengthEpochs(min(scaling.original for scaling in scalings), any(isinstance(s, DynamicScaling) for s in scalings))
 
 
-def _count(parameter: Parameter) -> int:
-    total = 1
-    for size in parameter.shape:
-        total *= size
-    return total
-
-
 def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:
     return _ids(checkpoint, "eos_token_id")
-
-
-def _first_ids(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
-    return _ids(checkpoint, name)[:1]
 
 
 def _ids(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:

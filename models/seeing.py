@@ -24,8 +24,7 @@ from pagoda.models.loading.open import Checkpoint
 from pagoda.models.media import Encoder, MediaFacts
 from pagoda.models.registry import families
 from pagoda.models.spec import DecoderSpec
-from pagoda.models.views import Renamed
-from pagoda.models.weights import WeightSource
+from pagoda.models.weights import RenamedSource
 from pagoda.quant.format import StoredTensor
 
 _NAMES = tuple((re.compile(pattern), new) for pattern, new in (
@@ -45,7 +44,7 @@ class Text:
     """The language model in a config.json that sees, before anything is read.
 
     Attributes:
-        config: its own, as transformers reads it. whole: that of all, likewise. key: of the one in the other.
+        config: its own, as transformers reads it. whole: that of all, likewise. key: of the one in the other, empty where they are one.
     """
 
     family: Family
@@ -83,13 +82,15 @@ def text_of(config: Mapping[str, Any]) -> Text | None:
         known = type(text)().to_dict()  # what the language model's code may read, and not all that lies beside it
     except (KeyError, TypeError, ValueError, ModelError):
         return None
-    key = next((name for name in whole.sub_configs if getattr(whole, name, None) is text), None)
-    family = next((family for family in families() if not family.pools and text.model_type in family.model_types), None)
+    parts = () if text is not whole else tuple(whole.sub_configs)
+    key = "" if parts else next((name for name in whole.sub_configs if getattr(whole, name, None) is text), None)
+    kind = f"{whole.model_type}_text" if parts else text.model_type
+    family = next((family for family in families() if not family.pools and kind in family.model_types), None)
     if key is None or family is None:
         return None
     told = {"use_bidirectional_attention"} if whole.model_type in BOTH_WAYS else set()  # items say what sees what
-    own = {name: value for name, value in text.to_dict().items() if name in known and name not in told}
-    return Text(family, own, whole.to_dict(), key)
+    own = {name: value for name, value in text.to_dict().items() if name in known and name not in told and name not in parts}
+    return Text(family, own | {"model_type": kind}, whole.to_dict(), key)
 
 
 def text_checkpoint(checkpoint: Checkpoint, text: Text, tied: bool) -> Checkpoint:
@@ -98,7 +99,7 @@ def text_checkpoint(checkpoint: Checkpoint, text: Text, tied: bool) -> Checkpoin
     given = {"architectures": list(family.architectures[:1]), "tie_word_embeddings": tied}
     packed = {name: checkpoint.config[name] for name in ("quantization_config",) if name in checkpoint.config}
     config = {**text.config, **given, **packed}
-    return replace(checkpoint, config=config, open=None if opened is None else lambda: TextSource(opened()))
+    return replace(checkpoint, config=config, open=None if opened is None else lambda: RenamedSource(opened(), _text_name))
 
 
 def under(sees: Seeing, spec: DecoderSpec) -> DecoderSpec:
@@ -114,21 +115,6 @@ def under(sees: Seeing, spec: DecoderSpec) -> DecoderSpec:
     if sees.logits != PROBED:
         raise ModelError("what this model does to logits is not known here")
     return replace(spec, head=replace(way_out, scale=1.0, softcap=None))
-
-
-class TextSource:
-    """Implements `WeightSource`: the tensors of the language model of `source`."""
-
-    def __init__(self, source: WeightSource) -> None:
-        self._source, self.naming = source, source.naming
-
-    @property
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        names = {name: _text_name(name) for name in self._source.tensors}
-        return {new: Renamed(new, self._source.tensors[old]) for old, new in names.items() if new is not None}
-
-    def close(self) -> None:
-        self._source.close()
 
 
 def _text_name(name: str) -> str | None:
@@ -207,6 +193,7 @@ def _kept(module: Module, body: str, top: str) -> list[torch.Tensor]:
 
 def _short(text: Text) -> dict[str, Any]:
     """With one layer of text: transformers builds a module whole, and its language model is not what runs."""
-    own = text.whole[text.key]
+    own = text.whole[text.key] if text.key else text.whole
     kinds = {name: own[name][:1] for name in ("layer_types", "layers_block_type", "mlp_layer_types") if own.get(name)}
-    return {**text.whole, text.key: {**own, "num_hidden_layers": 1, **kinds}}
+    short = {**own, "num_hidden_layers": 1, **kinds}
+    return {**text.whole, text.key: short} if text.key else short

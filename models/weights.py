@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
+from pagoda.models.views import Renamed
 from pagoda.quant.format import StoredTensor
 
 Naming = Literal["hf", "pagoda"]
@@ -27,3 +28,18 @@ class WeightSource(Protocol):
     def close(self) -> None:
         """Let go of files; tensors read earlier stay valid. Idempotent."""
         ...
+
+
+class RenamedSource:
+    """Implements `WeightSource`: the tensors of `source` under other names, without those for which `rename` has none."""
+
+    def __init__(self, source: WeightSource, rename: Callable[[str], str | None]) -> None:
+        self._source, self._rename, self.naming = source, rename, source.naming
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        names = {name: self._rename(name) for name in self._source.tensors}
+        return {new: Renamed(new, self._source.tensors[old]) for old, new in names.items() if new is not None}
+
+    def close(self) -> None:
+        self._source.close()

@@ -13,11 +13,16 @@ from typing import Any
 
 import torch
 from pagoda.hal.errors import ModelError
-from pagoda.models.bridge.module import Module
+from pagoda.models.bridge.module import EXTENDS, Module
 from pagoda.models.media import EncoderInput, MediaFacts
 
-TAKES = {"image": ("get_image_features", "image_to_text_projection"), "video": ("get_video_features",), "audio": ("get_audio_features",)}
+TAKES = {
+    "image": ("get_image_features", "image_to_text_projection", EXTENDS), "video": ("get_video_features",),
+    "audio": ("get_audio_features", EXTENDS),
+}  # fmt: skip
 """By which a module is known that takes something beside tokens."""
+NO_TOKEN = -1
+"""In the place of the token that stands for what a model was not made for, though its code is."""
 
 BOTH_WAYS, BOUNDED = ("paligemma", "molmo2"), ("gemma3", "shieldgemma2")
 """Model types in which tokens of an image see each other in both directions; `BOUNDED`: within the window of each layer."""
@@ -52,6 +57,9 @@ class BridgedEncoder:
     def _one(self, item: EncoderInput) -> torch.Tensor:
         ids = item.token_ids.long()[None]
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        if hasattr(self._body, EXTENDS):
+            embeds: torch.Tensor = getattr(self._body, EXTENDS)(ids, self._body.embed_tokens(ids), **item.tensors)
+            return embeds[0]
         try:
             with _stopped(self._body):
                 self._top(input_ids=ids, position_ids=positions, use_cache=False, **item.tensors)
@@ -63,7 +71,9 @@ class BridgedEncoder:
 def media_facts(module: Module, body: str, width: int) -> MediaFacts | None:
     """Of a module whose language model lies at `body`; None where there is nothing before it."""
     parent = parent_of(module, body)
-    taken = tuple(kind for kind, names in TAKES.items() if any(hasattr(part, name) for part in (parent, module) for name in names))
+    places = (parent, module, module.get_submodule(body))
+    able = (kind for kind, names in TAKES.items() if any(hasattr(part, name) for part in places for name in names))
+    taken = tuple(kind for kind in able if getattr(module.config, f"{kind}_token_id", 0) != NO_TOKEN)
     if not taken:
         return None
     _check(module, body)
@@ -120,7 +130,7 @@ def _check(module: Module, body: str) -> None:
 
 def seeing_part(module: Module, body: str, top: str) -> Any:
     """The module whose forward takes an image: where nothing stands between it and the language model, the whole."""
-    return module if body == top else module.get_submodule(top)
+    return module if body == top and not hasattr(module.get_submodule(body), EXTENDS) else module.get_submodule(top)
 
 
 def parent_of(module: Module, body: str) -> Any:

@@ -23,7 +23,7 @@ def answers_of(config: Mapping[str, Any], wanted: Wanted) -> Answers:
     name = next(iter(config.get("architectures") or ()), "")
     named = next((answers for end, answers in ENDS.items() if name.endswith(end)), None)
     if named is None:
-        bare = name.endswith(BARE) and not name.endswith(CAUSAL)
+        bare = name.endswith(BARE) and not name.endswith((*CAUSAL, "EncoderDecoderModel"))
         pools = wanted.runner == "pooling" or wanted.convert in ("embed", "classify") or bare
         named = ("scores" if wanted.convert == "classify" else "vectors") if pools else "tokens"
     if wanted.runner == "generate" and named != "tokens":
@@ -62,15 +62,16 @@ def pooler_of(config: Mapping[str, Any], answers: Answers, wanted: Wanted) -> Po
     return settled(Pooler("classify", kind, activation=score_activation(reader, len(named)), labels=named), reader, wanted)
 
 
+_GENERATE = ("CausalLM", "ImageTextToText", "MultimodalLM", "Seq2SeqLM", "SpeechSeq2Seq")
+
+
 def _classes(package: Any, kind: Any, answers: Answers) -> list[Any]:
-    """Of a configuration's class; of those that answer with tokens, to text first, then to images and text."""
+    """Of a configuration's class; of those that answer with tokens, to text first, then to images and text, then after an encoder."""
     autos = {
-        "tokens": (package.AutoModelForCausalLM, package.AutoModelForImageTextToText, package.AutoModelForMultimodalLM),
+        "tokens": tuple(getattr(package, f"AutoModelFor{name}") for name in _GENERATE),
         "vectors": (package.AutoModelForTextEncoding, package.AutoModel),
         "scores": (package.AutoModelForSequenceClassification,),
         "token_scores": (package.AutoModelForTokenClassification,),
     }[answers]
-    if not getattr(kind, "is_encoder_decoder", False) and answers == "tokens":  # some that hear are listed nowhere else
-        autos = (*autos, package.AutoModelForSeq2SeqLM)
     found = [auto._model_mapping[kind] for auto in autos if kind in auto._model_mapping]
     return [one for each in found for one in (each if isinstance(each, tuple) else (each,))]

@@ -11,6 +11,7 @@ import torch
 from pagoda.hal.device import Device
 from pagoda.hal.errors import CheckpointError, ConfigError, ModelError, PagodaError
 from pagoda.hal.memory import MemoryKind
+from pagoda.models.bridge.crossed import CrossedTexts
 from pagoda.models.bridge.interface import RUN, register
 from pagoda.models.bridge.kinds import bridged_class
 from pagoda.models.bridge.model import BridgeModel
@@ -79,17 +80,23 @@ def load_bridged(
 
 def _hollow(spec: BridgeSpec, facts: ModelFacts, build: Builder, module: Module) -> BridgeModel | TextModel:
     if spec.way == "texts":
-        return (RecomputedTexts if facts.pooler is None else PooledTexts)(spec, build.table, facts, module)
+        return _text_model(spec)(spec, build.table, facts, module)
     if build.shard.world > 1:
         split_module(module, build.shard)
     return BridgeModel(spec, build, facts, module)
 
 
 def _texts(spec: BridgeSpec, facts: ModelFacts, build: Builder, module: Module, refill: Callable[[], None]) -> TextModel:
-    model = (RecomputedTexts if facts.pooler is None else PooledTexts)(spec, build.table, facts, module, refill)
+    model = _text_model(spec)(spec, build.table, facts, module, refill)
     if isinstance(model, RecomputedTexts):
         _check_causal(model, build.numerics.dtype)
     return model
+
+
+def _text_model(spec: BridgeSpec) -> type[TextModel]:
+    if spec.answers != "tokens":
+        return PooledTexts
+    return RecomputedTexts if spec.crossing is None else CrossedTexts
 
 
 def filled_module(

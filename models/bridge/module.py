@@ -16,6 +16,9 @@ EXPERTS = "batched_mm"
 Module = Any
 """A `PreTrainedModel`."""
 
+EXTENDS = "embed_tokens_extend"
+"""What some language models call their own part that sees and hears: it changes the embeddings of a text's tokens."""
+
 ONE_AT_A_TIME = Lock()
 """While transformers builds a module it changes things that all threads share; ranks may be threads of one process."""
 
@@ -119,11 +122,14 @@ def attend_by(module: Module, body: str, name: str) -> None:
     """Have the language model at `body` go by one entry of the attention interface; what stands before it keeps an attention of its own."""
     names, base = body.split("."), transformers().PreTrainedModel
     above = [module.get_submodule(".".join(names[:depth])) for depth in range(len(names))]
-    ours = {id(part.config) for part in (*above, *module.get_submodule(body).modules()) if hasattr(part, "config")}
+    own = (part for name, part in module.get_submodule(body).named_modules() if not name.startswith(EXTENDS))
+    ours = {id(part.config) for part in (*above, *own) if hasattr(part, "config")}
     for part in module.modules():
         if isinstance(part, base):
-            own = "sdpa" if part._supports_sdpa else "eager"
-            part.config._attn_implementation_internal = name if id(part.config) in ours else own
+            # Without a mask torch's own attention takes a module at its word, and some that see say that they are causal.
+            causal = any(getattr(inner, "is_causal", False) for inner in part.modules())
+            other = "sdpa" if part._supports_sdpa and not causal else "eager"
+            part.config._attn_implementation_internal = name if id(part.config) in ours else other
 
 
 def own_hidden(module: Module, body: str, ids: Sequence[int], name: str) -> torch.Tensor:

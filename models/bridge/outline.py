@@ -8,6 +8,7 @@ from typing import Any
 
 from pagoda.hal.errors import ConfigError, ModelError
 from pagoda.hal.kv import DTYPE_BYTES
+from pagoda.models.bridge.crossed import crossing_of, is_crossed, states_of
 from pagoda.models.bridge.encoder import media_facts
 from pagoda.models.bridge.kinds import answers_of, bridged_class, pooler_of
 from pagoda.models.bridge.module import Module, body_paths, hollow_module
@@ -28,23 +29,27 @@ LONGEST = 8192
 def outline(config: Mapping[str, Any], dtype: str, wanted: Wanted, shard: Shard) -> tuple[BridgeSpec, Module]:
     """Of one rank. Raises `ModelError` where transformers has no such model or cannot build it, `ConfigError` where it cannot be split."""
     answers = answers_of(config, wanted)
-    if answers == "tokens":
+    kind = bridged_class(config, answers)
+    crossed = answers == "tokens" and is_crossed(kind)
+    if answers == "tokens" and not crossed:
         try:
             return probe(config, dtype, shard)
         except ModelError as error:
             _one_rank(shard, str(error))
             log.warning("%s: so each text is computed again for every token, which is slow", error)
-    _one_rank(shard, "it answers with vectors or scores, text by text")
-    module = hollow_module(bridged_class(config, answers), config, dtype, None)
+    _one_rank(shard, "it runs text by text")
+    module = hollow_module(kind, config, dtype, None)
     settings = module.config.get_text_config(decoder=True if answers == "tokens" else None)
     widest = widest_of(module)
     width = len(module.config.id2label) if answers in ("scores", "token_scores") else int(getattr(settings, "hidden_size", widest))
     top = module.get_output_embeddings() if answers == "tokens" else None
     vocab = int(settings.vocab_size if top is None else top.weight.shape[0])
     longest = (longest_of(settings) or LONGEST) - first_position_of(module)
-    body, top = next(iter(body_paths(module)), ("", "")) if answers == "tokens" else ("", "")
+    crossing = crossing_of(module) if crossed else None
+    body, top = next(iter(body_paths(module)), ("", "")) if answers == "tokens" and not crossed else ("", "")
     media = media_facts(module, body, width) if body else None
-    return BridgeSpec(config, body, (), vocab, width, widest, longest, first_position_of(module), top, media, "texts", answers), module
+    first = first_position_of(module)
+    return BridgeSpec(config, body, (), vocab, width, widest, longest, first, top, media, "texts", answers, crossing), module
 
 
 def _one_rank(shard: Shard, why: str) -> None:
@@ -66,7 +71,7 @@ def facts_of(spec: BridgeSpec, module: Module, architecture: str, numerics: Nume
         vocab_size=spec.vocab,
         width=spec.width,
         max_positions=spec.max_positions,
-        caches=(kept_of(spec.media),) if texts else caches,
+        caches=(kept_of(spec.media), *states_of(spec)) if texts else caches,
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         work_bytes_per_token=work,
         eos_ids=eos,
@@ -77,4 +82,5 @@ def facts_of(spec: BridgeSpec, module: Module, architecture: str, numerics: Nume
         media=spec.media,
         dtype=numerics.dtype,
         replayable=spec.way == "paged",
+        encoder=spec.crossing.facts if spec.crossing is not None else None,
     )

@@ -14,7 +14,8 @@ from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.models.bridge.encoder import both_ways, parent_of, seeing_part
 from pagoda.models.bridge.interface import ASK, register
 from pagoda.models.bridge.kinds import bridged_class
-from pagoda.models.bridge.module import body_paths, hollow_module, transformers
+from pagoda.models.bridge.module import EXTENDS, body_paths, hollow_module, transformers
+from pagoda.models.loading.respelled import respelled
 from pagoda.models.media import MediaItem, MediaPositions, digest_of
 from pagoda.models.media_tensors import numbers_of
 
@@ -34,12 +35,13 @@ class MediaReader:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         register()
+        config = respelled(config)
         module = hollow_module(bridged_class(config), config, "float32", ASK)
         body, top = body_paths(module)[0]
         self._parent = parent_of(module, body)
         self._taken = set(inspect.signature(seeing_part(module, body, top).forward).parameters)
         self._placeholders = _placeholders(module.config)
-        self._whole = both_ways(module.config)
+        self._whole, self._extends = both_ways(module.config), hasattr(module.get_submodule(body), EXTENDS)
         self._prefix, self._joint = module.config.model_type == "paligemma", module.config.model_type == "molmo2"
 
     def read(self, ids: Sequence[int], tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[MediaItem, ...], MediaPositions | None]:
@@ -50,6 +52,8 @@ class MediaReader:
 
         Raises `RequestError` where no token stands for an image.
         """
+        if (grid := tensors.get("image_grid_hws")) is not None:  # of images alone
+            tensors = {**tensors, "image_grid_thw": torch.nn.functional.pad(grid, (1, 0), value=1)}
         places = {index: self._placeholders[token] for index, token in enumerate(ids) if token in self._placeholders}
         types = tensors.get("moe_mm_token_type_ids", tensors.get("image_embeds_position_mask", tensors.get("mm_token_type_ids")))
         if types is not None:
@@ -64,6 +68,8 @@ class MediaReader:
             raise RequestError(f"no token of the prompt stands for the {lacking}; put the model's placeholder into it", param="prompt")
         if self._prefix:  # the whole prompt is seen from each of its tokens
             return (_item("image", ids, 0, len(ids), taken),), self._positions(ids, tensors)
+        if self._extends and len(brought) > 1:  # what is heard beside an image is projected otherwise
+            return (_item("image", ids, min(places), max(places) + 1, taken),), None
         items = [item for kind in dict.fromkeys(places.values()) if kind in brought for item in self._items(kind, ids, places, taken)]
         items.sort(key=lambda item: item.offset)
         if any(before.end > after.offset for before, after in pairwise(items)):
@@ -141,5 +147,7 @@ def own_processor(folder: Path) -> Any:
 
 def _placeholders(config: Any) -> dict[int, str]:
     """Modalities by the ids that stand for them."""
-    named = ((PLACEHOLDER.match(name), value) for name, value in config.to_dict().items() if isinstance(value, int))
+    values = config.to_dict()
+    parts = (values, *(part for part in values.values() if isinstance(part, dict)))
+    named = ((PLACEHOLDER.match(name), value) for part in parts for name, value in part.items() if isinstance(value, int))
     return {value: KINDS.get(match[1], match[1]) for match, value in reversed(list(named)) if match is not None}

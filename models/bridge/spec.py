@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pagoda.hal.kv import CacheKind, LayerCache, stored_dim
+from pagoda.models.encoding import EncoderFacts
 from pagoda.models.media import MediaFacts
 from pagoda.ops.attention import AttentionFacts
 
@@ -72,6 +73,15 @@ class AttentionCall:
 
 
 @dataclass(frozen=True)
+class Crossing:
+    """The encoder of a module whose decoder attends to it: the argument that it `reads`, and the `width` of what it gives."""
+
+    reads: str
+    width: int
+    facts: EncoderFacts
+
+
+@dataclass(frozen=True)
 class BridgeSpec:
     """A model of transformers, seen from outside.
 
@@ -83,6 +93,7 @@ class BridgeSpec:
         media: what else than tokens it takes, or None.
         first_position: what the model calls the position of a text's first token.
         way: how it is run. answers: which of its type's classes it is.
+        crossing: what its decoder attends to beside the text, or None.
     """
 
     config: Mapping[str, Any]
@@ -97,3 +108,4 @@ class BridgeSpec:
     media: MediaFacts | None = None
     way: Way = "paged"
     answers: Answers = "tokens"
+    crossing: Crossing | None = None

@@ -142,7 +142,7 @@ class RecomputedTexts(TextModel):
         for row, (first, end, length) in enumerate(zip(starts, starts[1:], lengths, strict=False)):
             if end > first:
                 pages = self._pages[batch.block_table[row].long()]
-                rows.append(self._of_text(pages[..., 0, :].flatten(0, 1)[:length], end - first))
+                rows.append(self._of_row(inputs, row, pages[..., 0, :].flatten(0, 1)[:length], end - first))
         padding = len(ids) - sum(map(len, rows))
         return torch.cat([*rows, rows[0].new_zeros(padding, rows[0].shape[1])])
 
@@ -157,6 +157,9 @@ class RecomputedTexts(TextModel):
             rows, values = inputs.embeddings
             numbers[rows, 1], numbers[rows, 2 + media.axes :] = 1.0, values.float()
         return numbers
+
+    def _of_row(self, inputs: ModelInputs, row: int, numbers: torch.Tensor, last: int) -> torch.Tensor:
+        return self._of_text(numbers, last)
 
     def _of_text(self, numbers: torch.Tensor, last: int) -> torch.Tensor:
         ids, media = numbers[:, 0].long(), self.spec.media

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pagoda.models.checkpoint import Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import change_layers, correction, llama_rules, mlp_of, moe_names, rms, sparse
+from pagoda.models.families.common import change_layers, correction, experts_of, llama_rules, mlp_of, moe_names, rms, sparse
 from pagoda.models.family import Family
-from pagoda.models.spec import Attention, DecoderSpec, Embed, Layer, Mlp, Moe, QkNorm, Router
+from pagoda.models.spec import Attention, DecoderSpec, Embed, Layer, Moe, QkNorm, Router
 
 
 def spec(config: Config) -> DecoderSpec:
@@ -27,14 +27,13 @@ def spec(config: Config) -> DecoderSpec:
     plain = change_layers(llama.spec(config), change)
     scale = plain.width**0.5 if config.flag("mup_enabled", default=False) else 1.0
     dense = range(config.integer("num_dense_layers", default=1))
-    return replace(sparse(plain, _moe(config, mlp_of(plain)), dense), embed=Embed(scale=scale), norm=norm)
+    return replace(sparse(plain, _moe(config, plain), dense), embed=Embed(scale=scale), norm=norm)
 
 
-def _moe(config: Config, mlp: Mlp) -> Moe:
+def _moe(config: Config, plain: DecoderSpec) -> Moe:
     hidden, shared = config.integer("moe_intermediate_size"), config.integer("num_shared_experts", default=2)
     router = Router("sigmoid", renormalize=True, correction=True, scale=config.number("route_scale", default=1.0))
-    beside = Mlp(hidden * shared, mlp.activation) if shared else None
-    return Moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), hidden, router, mlp.activation, beside)
+    return experts_of(config, plain, router, hidden, replace(mlp_of(plain), hidden=hidden * shared) if shared else None)
 
 
 SLOTS = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pagoda.models.checkpoint import Drop, Rename, Rule, Unstack
 from pagoda.models.config import Config
-from pagoda.models.families.common import Heads, activation, head_names, plain_mlp, renamed
+from pagoda.models.families.common import Heads, activation, attention_names, head_names, plain_mlp, renamed
 from pagoda.models.families.seq2seq import decoder_layers, decoder_names, encoder_layer, post_norm_decoder, post_norm_encoder
 from pagoda.models.family import Family
 from pagoda.models.spec import Attention, Cross, DecoderSpec, Embed, Encoder, Head, Layer, Learned, Mlp, Norm, Normed, Sinusoids
@@ -72,10 +72,6 @@ def _side(config: Config, side: str, width: int, act: str) -> tuple[int, Attenti
     """Layers of the encoder or the decoder: how many, and what they are made of."""
     attention = Heads.each(config.integer(f"{side}_attention_heads"), width).attention(bias=True)
     return config.integer(f"{side}_layers"), attention, plain_mlp(config.integer(f"{side}_ffn_dim"), act)
-
-
-def attention_names(theirs: str) -> dict[str, str]:
-    return {f"{theirs}.{name}_proj": f"mixer.{name[0]}" for name in ("q", "k", "v", "out")}
 
 
 FEED_FORWARD = {"fc1": "ff.up", "fc2": "ff.down"}

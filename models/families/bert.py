@@ -17,8 +17,10 @@ HEADS = {"bert": "tanh", "roberta": "tanh", "electra": "gelu"}
 """Activation of what stands before the scores of a whole text."""
 
 
-def bert(config: Config, line: str = "bert", offset: int = 0, before: bool = False, embed_norm: bool = True) -> DecoderSpec:
-    """`offset`: of the first position in its table. `before`: norms come before sublayers; then the embeddings may lack one."""
+def bert(config: Config, line: str = "bert", padded: bool = False, before: bool = False, embed_norm: bool = True) -> DecoderSpec:
+    """`padded`: positions count from beyond the padding's id. `before`: norms come before sublayers, one more after the last layer; then
+    the embeddings may lack one."""
+    offset = config.integer("pad_token_id", default=1) + 1 if padded else 0
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     config.require("position_embedding_type", "absolute", default="absolute")
     config.ignore("tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
@@ -38,24 +40,7 @@ def bert(config: Config, line: str = "bert", offset: int = 0, before: bool = Fal
     return encoder(config, width, layers, norm, embed, rows - offset, (Dense(width, HEADS[line]),))
 
 
-def roberta(config: Config) -> DecoderSpec:
-    """Positions count from beyond the padding's id."""
-    pad = config.integer("pad_token_id", default=1)
-    return bert(config, "roberta", pad + 1)
-
-
-def roberta_before(config: Config) -> DecoderSpec:
-    """Norms before sublayers, one more after the last layer."""
-    return bert(config, "roberta", config.integer("pad_token_id", default=1) + 1, before=True)
-
-
-def roberta_xl(config: Config) -> DecoderSpec:
-    """The same without a norm of the embeddings."""
-    return bert(config, "roberta", config.integer("pad_token_id", default=1) + 1, before=True, embed_norm=False)
-
-
-def megatron(config: Config) -> DecoderSpec:
-    return bert(config, "bert", before=True, embed_norm=False)
+roberta = partial(bert, line="roberta", padded=True)
 
 
 def ernie(config: Config) -> DecoderSpec:
@@ -65,23 +50,27 @@ def ernie(config: Config) -> DecoderSpec:
     return bert(config)
 
 
-def electra(config: Config) -> DecoderSpec:
-    return bert(config, "electra")
-
-
 def bert_rules(prefix: str, spec: DecoderSpec) -> tuple[Rule, ...]:
     """Names of BERT's line behind `prefix`, which bare models lack."""
     return (
         *(Also(f"{part}.{{x*}}", f"{prefix}.{part}.{{x*}}") for part in ("embeddings", "embeddings_project", "encoder", "pooler")),
         *head_rules(prefix, spec.pooler),
         *(Drop(f"{name}.{{x*}}") for name in ("cls", "lm_head", "generator_predictions", "generator_lm_head", "discriminator_predictions")),
-        *(Drop(f"{prefix}.embeddings.{name}") for name in ("position_ids", "token_type_ids")),
-        Rename(f"{prefix}.embeddings.word_embeddings.{{t}}", "embed.{t}"),
-        Rename(f"{prefix}.embeddings.position_embeddings.weight", "embed.positions"),
-        Rename(f"{prefix}.embeddings.token_type_embeddings.weight", "embed.types"),
-        Rename(f"{prefix}.embeddings.LayerNorm.{{t}}", "layers.0.mixer_in.{t}" if spec.embed.norm is None else "embed.norm.{t}"),
+        *embedding_names(prefix, "layers.0.mixer_in" if spec.embed.norm is None else "embed.norm"),
         Rename(f"{prefix}.embeddings_project.{{t}}", "embed.widen.{t}"),
         *layer_rules(f"{prefix}.encoder.layer", len(spec.layers)),
+    )
+
+
+def embedding_names(prefix: str, to: str = "layers.0.mixer_in", norms: tuple[str, ...] = ("embeddings.LayerNorm",)) -> tuple[Rule, ...]:
+    """What stands before the layers; `to`: where the norm of the embeddings goes, by any of its names."""
+    at = f"{prefix}.embeddings"
+    return (
+        *(Drop(f"{at}.{name}") for name in ("position_ids", "token_type_ids", "rotary_emb.{x*}")),
+        Rename(f"{at}.word_embeddings.{{t}}", "embed.{t}"),
+        Rename(f"{at}.position_embeddings.weight", "embed.positions"),
+        Rename(f"{at}.token_type_embeddings.weight", "embed.types"),
+        *(Rename(f"{prefix}.{theirs}.{{t}}", f"{to}.{{t}}") for theirs in norms),
     )
 
 
@@ -147,14 +136,17 @@ BERTS = (
     _family("roberta", ROBERTA_KIN, ("roberta", "xlm-roberta", "camembert"), roberta, "roberta"),
     _family("ernie", ("Ernie",), ("ernie",), ernie, "ernie"),
     _family("data2vec_text", ("Data2VecText",), ("data2vec-text",), roberta, "data2vec_text"),
-    _family("electra", ("Electra",), ("electra",), electra, "electra"),
+    _family("electra", ("Electra",), ("electra",), partial(bert, line="electra"), "electra"),
     _before(
-        "roberta_prelayernorm", "RobertaPreLayerNorm", roberta_before, "roberta_prelayernorm",
+        "roberta_prelayernorm", "RobertaPreLayerNorm", partial(roberta, before=True), "roberta_prelayernorm",
         {"attention.LayerNorm": "mixer_in", "intermediate.LayerNorm": "ff_in"}, "LayerNorm",
     ),
     _before(
-        "xlm_roberta_xl", "XLMRobertaXL", roberta_xl, "roberta",
+        "xlm_roberta_xl", "XLMRobertaXL", partial(roberta, before=True, embed_norm=False), "roberta",
         {"attention.self_attn_layer_norm": "mixer_in", "LayerNorm": "ff_in"}, "encoder.LayerNorm",
     ),
-    _before("megatron_bert", "MegatronBert", megatron, "bert", {"attention.ln": "mixer_in", "ln": "ff_in"}, "encoder.ln"),
+    _before(
+        "megatron_bert", "MegatronBert", partial(bert, before=True, embed_norm=False), "bert",
+        {"attention.ln": "mixer_in", "ln": "ff_in"}, "encoder.ln",
+    ),
 )  # fmt: skip

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pagoda.models.checkpoint import Also, Drop, Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.families.common import (
+    BART_LAYER,
     Heads,
     activation,
     attention_of,
+    body_names,
     decoder,
-    head_names,
+    fused_layer,
     interleaved_qkv,
     plain_mlp,
-    renamed,
     split,
 )
 from pagoda.models.family import Family
@@ -38,18 +39,9 @@ def opt(config: Config) -> DecoderSpec:
 
 
 def opt_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    names = {"self_attn_layer_norm": "mixer_in", "final_layer_norm": "ff_in", "fc1": "ff.up", "fc2": "ff.down"}
-    return (
-        Also("decoder.{x*}", "model.decoder.{x*}"),
-        *head_names(spec.head.tied),
-        Rename("model.decoder.embed_tokens.{t}", "embed.{t}"),
-        Rename("model.decoder.embed_positions.weight", "embed.positions"),
-        Rename("model.decoder.final_layer_norm.{t}", "norm.{t}"),
-        Rename("model.decoder.layers.{x*}", "layers.{x*}"),
-        *renamed(names),
-        Rename("layers.{i}.self_attn.{p}_proj.{t}", "layers.{i}.mixer.{p}.{t}"),
-        Rename("layers.{i}.mixer.out.{t}", "layers.{i}.mixer.o.{t}"),
-    )
+    at = "model.decoder"
+    names = body_names(spec, f"{at}.embed_tokens", f"{at}.final_layer_norm", f"{at}.layers", BART_LAYER, f"{at}.embed_positions")
+    return (Also("decoder.{x*}", "model.decoder.{x*}"), *names)
 
 
 def bloom(config: Config) -> DecoderSpec:
@@ -65,18 +57,11 @@ def bloom(config: Config) -> DecoderSpec:
 
 
 def bloom_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    names = {
-        "input_layernorm": "mixer_in", "post_attention_layernorm": "ff_in", "self_attention.dense": "mixer.o",
-        "mlp.dense_h_to_4h": "ff.up", "mlp.dense_4h_to_h": "ff.down",
-    }  # fmt: skip
     return (
         *(Also(f"{x}.{{x*}}", f"transformer.{x}.{{x*}}") for x in ("word_embeddings", "word_embeddings_layernorm", "ln_f", "h")),
-        Drop("lm_head.weight"),
-        Rename("transformer.word_embeddings.{t}", "embed.{t}"),
         Rename("transformer.word_embeddings_layernorm.{t}", "embed.norm.{t}"),
-        Rename("transformer.ln_f.{t}", "norm.{t}"),
-        *renamed(names, "transformer.h.{i}"),
-        *interleaved_qkv(spec, "transformer.h.{i}.self_attention.query_key_value"),
+        *body_names(spec, "transformer.word_embeddings", "transformer.ln_f", "transformer.h", fused_layer("self_attention")),
+        *interleaved_qkv(spec, "layers.{i}.self_attention.query_key_value"),
     )
 
 
@@ -104,11 +89,8 @@ def mpt(config: Config) -> DecoderSpec:
 def mpt_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     names = {"norm_1": "mixer_in", "norm_2": "ff_in", "attn.out_proj": "mixer.o", "ffn.up_proj": "ff.up", "ffn.down_proj": "ff.down"}
     return (
-        Drop("lm_head.weight"),
-        Rename("transformer.wte.{t}", "embed.{t}"),
-        Rename("transformer.norm_f.{t}", "norm.{t}"),
-        *renamed(names, "transformer.blocks.{i}"),
-        split("transformer.blocks.{i}.attn.Wqkv", "layers.{i}.mixer", "qkv"),
+        *body_names(spec, "transformer.wte", "transformer.norm_f", "transformer.blocks", names),
+        split("layers.{i}.attn.Wqkv", "layers.{i}.mixer", "qkv"),
     )
 
 
@@ -134,12 +116,7 @@ def bigcode_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     one_kv = (split(fused, "layers.{i}.mixer", "qkv", sizes),)
     return (
         Drop("transformer.h.{i}.attn.bias"),
-        *head_names(spec.head.tied),
-        Rename("transformer.wte.{t}", "embed.{t}"),
-        Rename("transformer.wpe.weight", "embed.positions"),
-        Rename("transformer.ln_f.{t}", "norm.{t}"),
-        Rename("transformer.h.{x*}", "layers.{x*}"),
-        *renamed(names),
+        *body_names(spec, "transformer.wte", "transformer.ln_f", "transformer.h", names, "transformer.wpe"),
         *(one_kv if attention.kv_heads == 1 else interleaved_qkv(spec, fused)),
     )
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pagoda.hal.errors import ModelError
-from pagoda.models.checkpoint import Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import change_layers, mlp_of, moe_names, plain_names, rms, with_attention
+from pagoda.models.families.common import change_layers, experts_of, mlp_of, plain_names, rms, sparse_names, with_attention
 from pagoda.models.family import Family
-from pagoda.models.spec import Attention, DecoderSpec, Layer, Mlp, Moe, Norm, QkNorm, Residual, Router, Window
+from pagoda.models.spec import Attention, DecoderSpec, Layer, Moe, Norm, QkNorm, Residual, Router, Window
 
 
 def cohere(config: Config) -> DecoderSpec:
@@ -47,7 +46,7 @@ def cohere2_moe(config: Config) -> DecoderSpec:
     plain, hidden = _parallel(config, llama.spec(config, "interleaved")), config.integer("prefix_dense_intermediate_size", default=None)
     mlp = mlp_of(plain)
     norm = rms(config) if config.has("rms_norm_eps") else plain.norm
-    sparse, dense = _experts(config, mlp), replace(mlp, hidden=hidden or mlp.hidden)
+    sparse, dense = _experts(config, plain), replace(mlp, hidden=hidden or mlp.hidden)
 
     def change(i: int, layer: Layer, attention: Attention) -> Layer:
         is_dense = kinds[i] == "dense"
@@ -57,19 +56,16 @@ def cohere2_moe(config: Config) -> DecoderSpec:
     return replace(change_layers(plain, change), norm=norm)
 
 
-def _experts(config: Config, mlp: Mlp) -> Moe:
+def _experts(config: Config, plain: DecoderSpec) -> Moe:
     sigmoid = config.text("expert_selection_fn", default="softmax") == "sigmoid"
     normed, count = config.flag("norm_topk_prob", default=True), config.integer("num_shared_experts", default=0)
     config.require("shared_expert_combination_strategy", "average", "sum", default="average")
     halved = config.text("shared_expert_combination_strategy", default="average") == "average"
     scale = 0.5 if halved and count else 1.0
     router = Router("sigmoid", renormalize=normed, scale=scale) if sigmoid else Router("softmax_after", scale=scale)
+    mlp = mlp_of(plain)
     shared = replace(mlp, hidden=mlp.hidden * count, scale=scale) if count else None
-    return Moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), mlp.hidden, router, mlp.activation, shared)
-
-
-def cohere2_moe_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*plain_names(spec), *moe_names(spec))
+    return experts_of(config, plain, router, shared=shared)
 
 
 def _parallel(config: Config, plain: DecoderSpec) -> DecoderSpec:
@@ -81,4 +77,4 @@ def _parallel(config: Config, plain: DecoderSpec) -> DecoderSpec:
 
 COHERE = Family("cohere", ("CohereForCausalLM",), ("cohere",), cohere, plain_names)
 COHERE2 = Family("cohere2", ("Cohere2ForCausalLM",), ("cohere2",), cohere2, plain_names)
-COHERE2_MOE = Family("cohere2_moe", ("Cohere2MoeForCausalLM",), ("cohere2_moe",), cohere2_moe, cohere2_moe_rules)
+COHERE2_MOE = Family("cohere2_moe", ("Cohere2MoeForCausalLM",), ("cohere2_moe",), cohere2_moe, sparse_names)

@@ -20,7 +20,7 @@ from pagoda.models.rope import (
     YarnScaling,
     yarn_attention_factor,
 )
-from pagoda.models.spec import Alibi, Attention, Bidirectional, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Norm, Window
+from pagoda.models.spec import Alibi, Attention, Bidirectional, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Norm, Router, Window
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
@@ -199,6 +199,38 @@ def head_names(tied: bool, name: str = "lm_head") -> tuple[Rule, ...]:
     return (Drop(f"{name}.weight") if tied else Rename(f"{name}.{{t}}", "head.{t}"),)
 
 
+def body_names(
+    spec: DecoderSpec, embed: str, norm: str, layers: str, names: Mapping[str, str], positions: str = "", head: str = "lm_head"
+) -> tuple[Rule, ...]:
+    """By their modules' names the table of tokens, the last norm, the layers with `names` of modules in each (theirs → ours), the table of
+    `positions` where there is one, and the head."""
+    return (
+        *head_names(spec.head.tied, head),
+        Rename(f"{embed}.{{t}}", "embed.{t}"),
+        *((Rename(f"{positions}.weight", "embed.positions"),) if positions else ()),
+        Rename(f"{norm}.{{t}}", "norm.{t}"),
+        Rename(f"{layers}.{{x*}}", "layers.{x*}"),
+        *renamed(names),
+    )
+
+
+def attention_names(theirs: str) -> dict[str, str]:
+    """Projections of the attention that lies at `theirs` in a layer, where the last is called out."""
+    return {f"{theirs}.{name}_proj": f"mixer.{name[0]}" for name in ("q", "k", "v", "out")}
+
+
+BART_LAYER = {
+    **attention_names("self_attn"), "self_attn_layer_norm": "mixer_in", "final_layer_norm": "ff_in", "fc1": "ff.up", "fc2": "ff.down",
+}  # fmt: skip
+"""Modules of a decoder's layer as BART and its time called them."""
+
+
+def fused_layer(attention: str) -> dict[str, str]:
+    """Modules of a layer whose `attention` holds q, k and v in one, as GPT-NeoX and its time called them."""
+    norms = {"input_layernorm": "mixer_in", "post_attention_layernorm": "ff_in"}
+    return {**norms, f"{attention}.dense": "mixer.o", "mlp.dense_h_to_4h": "ff.up", "mlp.dense_4h_to_h": "ff.down"}
+
+
 def renamed(names: Mapping[str, str], at: str = "layers.{i}", to: str = "layers.{i}") -> tuple[Rule, ...]:
     """Modules below `at` that lie below `to` here: theirs → ours; {i} stands for the layer."""
     return tuple(Rename(f"{at}.{theirs}.{{t}}", f"{to}.{ours}.{{t}}") for theirs, ours in names.items())
@@ -225,9 +257,9 @@ def llama_rules(tied: bool, norms: Mapping[str, str] | None = None) -> tuple[Rul
     )
 
 
-def plain_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    """The rules of a family whose names are Llama's."""
-    return llama_rules(spec.head.tied)
+def plain_names(spec: DecoderSpec, norms: Mapping[str, str] | None = None, names: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
+    """The rules of a family whose names are Llama's, but for those of its `norms`, or of some modules of a layer (theirs → ours)."""
+    return (*llama_rules(spec.head.tied, norms), *renamed(names or {}))
 
 
 def change_layers(spec: DecoderSpec, change: Callable[[int, Layer, Attention], Layer]) -> DecoderSpec:
@@ -245,6 +277,13 @@ def mlp_of(spec: DecoderSpec) -> Mlp:
     mlp = spec.layers[0].feed_forward
     assert isinstance(mlp, Mlp)
     return mlp
+
+
+def experts_of(config: Config, plain: DecoderSpec, router: Router, hidden: int | None = None, shared: Mlp | None = None) -> Moe:
+    """Experts like the feed-forward of `plain`, or `hidden` wide, counted in any of the usual words."""
+    mlp, count = mlp_of(plain), config.integer("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    chosen = config.integer("num_experts_per_tok", "moe_topk", "moe_k")
+    return Moe(count, chosen, hidden or mlp.hidden, router, mlp.activation, shared)
 
 
 def sparse(spec: DecoderSpec, moe: Moe, dense: Container[int] = ()) -> DecoderSpec:
@@ -291,6 +330,11 @@ def moe_names(
         *_paired_experts(spec, f"{at}.experts"),
         *listed_experts(spec, block, names),
     )
+
+
+def sparse_names(spec: DecoderSpec, shared: str = "shared_experts") -> tuple[Rule, ...]:
+    """The rules of a family whose names are Llama's, and those of experts the usual ones."""
+    return (*plain_names(spec), *moe_names(spec, shared=shared))
 
 
 def _paired_experts(spec: DecoderSpec, at: str) -> tuple[Rule, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pagoda.models.checkpoint import Also, Drop, Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.distance import Distances
-from pagoda.models.families.bert import architectures, head_rules, layer_rules
+from pagoda.models.families.bert import architectures, embedding_names, head_rules, layer_rules
 from pagoda.models.families.common import activation, plain_mlp
 from pagoda.models.families.pooled import encoder, post_norm_layers, self_attention
 from pagoda.models.family import Family
@@ -37,17 +37,8 @@ def distilbert_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         *(Drop(f"vocab_{name}.{{x*}}") for name in ("transform", "layer_norm", "projector")),
         Rename("pre_classifier.{t}", "pooler.0.{t}"),
         Rename("classifier.{t}", f"pooler.{0 if each else 1}.{{t}}"),
-        *_embeddings("distilbert"),
+        *embedding_names("distilbert"),
         *layer_rules("distilbert.transformer.layer", len(spec.layers), _DISTIL_LAYER, "output_layer_norm"),
-    )
-
-
-def _embeddings(prefix: str) -> tuple[Rule, ...]:
-    return (
-        Drop(f"{prefix}.embeddings.position_ids"),
-        Rename(f"{prefix}.embeddings.word_embeddings.{{t}}", "embed.{t}"),
-        Rename(f"{prefix}.embeddings.position_embeddings.weight", "embed.positions"),
-        Rename(f"{prefix}.embeddings.LayerNorm.{{t}}", "layers.0.mixer_in.{t}"),
     )
 
 
@@ -79,7 +70,7 @@ def mpnet_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         *(Also(f"{part}.{{x*}}", f"mpnet.{part}.{{x*}}") for part in ("embeddings", "encoder", "pooler")),
         Drop("lm_head.{x*}"),
         *head_rules("mpnet", spec.pooler),
-        *_embeddings("mpnet"),
+        *embedding_names("mpnet"),
         Rename("mpnet.encoder.relative_attention_bias.weight", "distances"),
         *layer_rules("mpnet.encoder.layer", len(spec.layers), _MPNET_LAYER),
     )

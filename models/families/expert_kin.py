@@ -9,15 +9,18 @@ from pagoda.models.config import Config
 from pagoda.models.families import granite, llama
 from pagoda.models.families.common import (
     activation,
+    body_names,
     change_layers,
     correction,
     decoder,
+    experts_of,
     mlp_of,
     moe_names,
     plain_names,
     rms,
     rope,
     sparse,
+    sparse_names,
     split,
     with_attention,
 )
@@ -38,8 +41,7 @@ def mellum(config: Config) -> DecoderSpec:
 
     _read_both(config)
     router = Router("softmax", renormalize=config.flag("norm_topk_prob", default=False))
-    hidden, act = config.integer("moe_intermediate_size"), mlp_of(plain).activation
-    moe = Moe(config.integer("num_experts", "num_local_experts"), config.integer("num_experts_per_tok"), hidden, router, act)
+    moe = experts_of(config, plain, router, config.integer("moe_intermediate_size"))
     return sparse(change_layers(plain, change), moe, dense_layers(config, len(plain.layers)))
 
 
@@ -49,7 +51,7 @@ def hy3(config: Config) -> DecoderSpec:
     hidden, act = config.integer("moe_intermediate_size"), mlp_of(plain).activation
     router = Router("sigmoid", renormalize=True, correction=True, scale=config.number("router_scaling_factor", default=1.0))
     shared = Mlp(hidden * config.integer("num_shared_experts", default=1), act)
-    moe = Moe(config.integer("num_experts", "num_local_experts"), config.integer("num_experts_per_tok"), hidden, router, act, shared)
+    moe = experts_of(config, plain, router, hidden, shared)
     return sparse(plain, moe, dense_layers(config, len(plain.layers)))
 
 
@@ -57,19 +59,11 @@ def aria(config: Config) -> DecoderSpec:
     plain = llama.spec(config)
     mlp = mlp_of(plain)
     shared = replace(mlp, hidden=mlp.hidden * config.integer("moe_num_shared_experts", default=2))
-    router = Router("softmax_after")
-    moe = Moe(config.integer("moe_num_experts"), config.integer("moe_topk"), mlp.hidden, router, mlp.activation, shared)
-    return sparse(plain, moe)
+    return sparse(plain, experts_of(config, plain, Router("softmax_after"), shared=shared))
 
 
 def granite_shared(config: Config) -> DecoderSpec:
-    plain, hidden = granite.moe(config), config.integer("shared_intermediate_size", default=0)
-
-    def change(_: int, layer: Layer, attention: Attention) -> Layer:
-        assert isinstance(layer.feed_forward, Moe) and isinstance(layer.feed_forward.activation, str)
-        return replace(layer, feed_forward=replace(layer.feed_forward, shared=Mlp(hidden, layer.feed_forward.activation)))
-
-    return change_layers(plain, change) if hidden else plain
+    return granite.moe(config, config.integer("shared_intermediate_size", default=0))
 
 
 def granite_swa(config: Config) -> DecoderSpec:
@@ -116,10 +110,6 @@ def _sinks(config: Config, plain: DecoderSpec) -> DecoderSpec:
     return change_layers(plain, change)
 
 
-def _mellum_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*plain_names(spec), *moe_names(spec))
-
-
 def _hy3_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     ahead = Drop(f"model.layers.{len(spec.layers)}.{{x*}}")
     return (ahead, *plain_names(spec), correction("mlp.expert_bias"), *moe_names(spec, router="router.gate", shared="shared_mlp"))
@@ -161,10 +151,7 @@ def _dbrx_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     q, kv = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     own, block = "layers.{i}.norm_attn_norm", "layers.{i}.ffn.experts.mlp"
     return (
-        *plain_names(spec),
-        Rename("transformer.wte.{t}", "embed.{t}"),
-        Rename("transformer.norm_f.{t}", "norm.{t}"),
-        Rename("transformer.blocks.{x*}", "layers.{x*}"),
+        *body_names(spec, "transformer.wte", "transformer.norm_f", "transformer.blocks", {}),
         split(f"{own}.attn.Wqkv", "layers.{i}.mixer", "qkv", (q, kv, kv)),
         Rename(f"{own}.attn.out_proj.{{t}}", "layers.{i}.mixer.o.{t}"),
         Rename(f"{own}.norm_1.{{t}}", "layers.{i}.mixer_in.{t}"),
@@ -183,7 +170,7 @@ def _dbrx_names(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 EXPERT_KIN = (
-    Family("mellum", ("MellumForCausalLM",), ("mellum",), mellum, _mellum_names),
+    Family("mellum", ("MellumForCausalLM",), ("mellum",), mellum, sparse_names),
     Family("hy_v3", ("HYV3ForCausalLM",), ("hy_v3",), hy3, _hy3_names),
     Family("aria_text", ("AriaTextForCausalLM",), ("aria_text",), aria, _aria_names),
     Family("granitemoeshared", ("GraniteMoeSharedForCausalLM",), ("granitemoeshared",), granite_shared, _shared_names),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pagoda.models.checkpoint import Rename, Reorder, Rule
+from pagoda.models.checkpoint import Reorder, Rule
 from pagoda.models.config import Config
 from pagoda.models.families.common import (
     Heads,
     activation,
     attention_of,
+    body_names,
     decoder,
-    head_names,
+    fused_layer,
     interleaved_qkv,
     plain_mlp,
-    renamed,
     rope,
     split,
 )
@@ -54,15 +54,11 @@ def _layer(config: Config, attention: Attention, ff: Mlp, norm: Norm, grouped: b
 
 def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     two = spec.layers[0].residual is Residual.PARALLEL and spec.layers[0].ff_in is not None
-    norms = ("ln_attn", "ln_mlp") if two else ("input_layernorm", "post_attention_layernorm")
-    names = {norms[0]: "mixer_in", norms[1]: "ff_in", "self_attention.dense": "mixer.o"}
-    names |= {"mlp.dense_h_to_4h": "ff.up", "mlp.dense_4h_to_h": "ff.down"}
+    names = fused_layer("self_attention")
+    if two:
+        names = {"ln_attn": "mixer_in", "ln_mlp": "ff_in", **{theirs: ours for theirs, ours in names.items() if "layernorm" not in theirs}}
     return (
-        *head_names(spec.head.tied),
-        Rename("transformer.word_embeddings.{t}", "embed.{t}"),
-        Rename("transformer.ln_f.{t}", "norm.{t}"),
-        Rename("transformer.h.{x*}", "layers.{x*}"),
-        *renamed(names),
+        *body_names(spec, "transformer.word_embeddings", "transformer.ln_f", "transformer.h", names),
         *_qkv(spec, "layers.{i}.self_attention.query_key_value"),
     )
 

@@ -7,15 +7,17 @@ from dataclasses import replace
 from pagoda.models.checkpoint import Also, Drop, Rename, Reorder, Rule
 from pagoda.models.config import Config
 from pagoda.models.families.common import (
+    BART_LAYER,
     Heads,
     activation,
+    attention_names,
     attention_of,
+    body_names,
     decoder,
-    head_names,
+    fused_layer,
     interleaved_qkv,
     max_positions,
     plain_mlp,
-    renamed,
     rope,
     split,
 )
@@ -115,23 +117,13 @@ def _rotated(config: Config, hidden: int, qk_norm: QkNorm | None, bias: bool = T
     return decoder(config, width, (layer,) * config.integer("num_hidden_layers"), norm, longest, tied=not bias)
 
 
-_FUSED = {
-    "input_layernorm": "mixer_in", "post_attention_layernorm": "ff_in", "attention.dense": "mixer.o",
-    "mlp.dense_h_to_4h": "ff.up", "mlp.dense_4h_to_h": "ff.down",
-}  # fmt: skip
-"""Modules of a layer that holds q, k and v in one."""
+_GPTJ = {"ln_1": "mixer_in", "mlp.fc_in": "ff.up", "mlp.fc_out": "ff.down"}
 
 
 def _gptj_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     return (
         *(Drop(f"transformer.h.{{i}}.attn.{name}") for name in ("bias", "masked_bias", "embed_positions")),
-        Rename("transformer.wte.{t}", "embed.{t}"),
-        Rename("transformer.ln_f.{t}", "norm.{t}"),
-        *head_names(spec.head.tied),
-        Rename("transformer.h.{x*}", "layers.{x*}"),
-        *renamed({"ln_1": "mixer_in", "mlp.fc_in": "ff.up", "mlp.fc_out": "ff.down"}),
-        Rename("layers.{i}.attn.{p}_proj.{t}", "layers.{i}.mixer.{p}.{t}"),
-        Rename("layers.{i}.mixer.out.{t}", "layers.{i}.mixer.o.{t}"),
+        *body_names(spec, "transformer.wte", "transformer.ln_f", "transformer.h", _GPTJ | attention_names("attn")),
     )
 
 
@@ -139,27 +131,16 @@ def _neox_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     return (
         *(Also(f"{part}.{{x*}}", f"gpt_neox.{part}.{{x*}}") for part in ("embed_in", "final_layer_norm", "layers")),
         *(Drop(f"gpt_neox.layers.{{i}}.attention.{name}") for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
-        Rename("gpt_neox.embed_in.{t}", "embed.{t}"),
-        Rename("gpt_neox.final_layer_norm.{t}", "norm.{t}"),
-        *head_names(spec.head.tied, "embed_out"),
-        Rename("gpt_neox.layers.{x*}", "layers.{x*}"),
-        *renamed(_FUSED),
+        *body_names(spec, "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "gpt_neox.layers", fused_layer("attention"), head="embed_out"),
         *interleaved_qkv(spec, "layers.{i}.attention.query_key_value"),
     )
 
 
 def _neo_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    names = {"ln_1": "mixer_in", "ln_2": "ff_in", "mlp.c_fc": "ff.up", "mlp.c_proj": "ff.down"}
+    names = {"ln_1": "mixer_in", "ln_2": "ff_in", "mlp.c_fc": "ff.up", "mlp.c_proj": "ff.down", **attention_names("attn.attention")}
     return (
         *(Drop(f"transformer.h.{{i}}.attn.attention.{name}") for name in ("bias", "masked_bias")),
-        Rename("transformer.wte.{t}", "embed.{t}"),
-        Rename("transformer.wpe.weight", "embed.positions"),
-        Rename("transformer.ln_f.{t}", "norm.{t}"),
-        *head_names(spec.head.tied),
-        Rename("transformer.h.{x*}", "layers.{x*}"),
-        *renamed(names),
-        Rename("layers.{i}.attn.attention.{p}_proj.{t}", "layers.{i}.mixer.{p}.{t}"),
-        Rename("layers.{i}.mixer.out.{t}", "layers.{i}.mixer.o.{t}"),
+        *body_names(spec, "transformer.wte", "transformer.ln_f", "transformer.h", names, "transformer.wpe"),
     )
 
 
@@ -167,14 +148,9 @@ def _codegen_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     attention = attention_of(spec)
     view = (CODEGEN_PARTS, 3, attention.heads * attention.head_dim // CODEGEN_PARTS)
     fused = "layers.{i}.attn.qkv_proj"
-    names = {"ln_1": "mixer_in", "mlp.fc_in": "ff.up", "mlp.fc_out": "ff.down", "attn.out_proj": "mixer.o"}
     return (
         *(Drop(f"transformer.h.{{i}}.attn.{name}") for name in ("causal_mask", "bias", "masked_bias")),
-        Rename("transformer.wte.{t}", "embed.{t}"),
-        Rename("transformer.ln_f.{t}", "norm.{t}"),
-        *head_names(spec.head.tied),
-        Rename("transformer.h.{x*}", "layers.{x*}"),
-        *renamed(names),
+        *body_names(spec, "transformer.wte", "transformer.ln_f", "transformer.h", _GPTJ | {"attn.out_proj": "mixer.o"}),
         Reorder(f"{fused}.weight", view, (1, 0, 2)),
         split(fused, "layers.{i}.mixer", "qvk"),
     )
@@ -184,11 +160,7 @@ def _persimmon_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     norms = {f"self_attn.{part}_layernorm": f"mixer.{part}_norm" for part in "qk"}
     return (
         Drop("{x*}.rotary_emb.inv_freq"),
-        Rename("model.embed_tokens.{t}", "embed.{t}"),
-        Rename("model.final_layernorm.{t}", "norm.{t}"),
-        *head_names(spec.head.tied),
-        Rename("model.layers.{x*}", "layers.{x*}"),
-        *renamed({**_FUSED, "self_attn.dense": "mixer.o", **norms}),
+        *body_names(spec, "model.embed_tokens", "model.final_layernorm", "model.layers", fused_layer("self_attn") | norms),
         *interleaved_qkv(spec, "layers.{i}.self_attn.query_key_value"),
     )
 
@@ -197,27 +169,16 @@ def _japanese_names(spec: DecoderSpec) -> tuple[Rule, ...]:
     old = "gpt_neox_japanese"
     return (
         Drop("{x*}.rotary_emb.inv_freq"),
-        *head_names(spec.head.tied, "embed_out"),
-        Rename(f"{old}.embed_in.{{t}}", "embed.{t}"),
-        Rename(f"{old}.final_layer_norm.{{t}}", "norm.{t}"),
         Rename(f"{old}.layers.{{i}}.attention.dense_bias", f"{old}.layers.{{i}}.attention.dense.bias"),
-        Rename(f"{old}.layers.{{x*}}", "layers.{x*}"),
-        *renamed(_FUSED),
+        *body_names(spec, f"{old}.embed_in", f"{old}.final_layer_norm", f"{old}.layers", fused_layer("attention"), head="embed_out"),
         *interleaved_qkv(spec, "layers.{i}.attention.query_key_value"),
     )
 
 
 def _biogpt_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    names = {"self_attn_layer_norm": "mixer_in", "final_layer_norm": "ff_in", "fc1": "ff.up", "fc2": "ff.down"}
-    return (
-        *head_names(spec.head.tied, "output_projection"),
-        Rename("biogpt.embed_tokens.{t}", "embed.{t}"),
-        Rename("biogpt.embed_positions.weight", "embed.positions"),
-        Rename("biogpt.layer_norm.{t}", "norm.{t}"),
-        Rename("biogpt.layers.{x*}", "layers.{x*}"),
-        *renamed(names),
-        Rename("layers.{i}.self_attn.{p}_proj.{t}", "layers.{i}.mixer.{p}.{t}"),
-        Rename("layers.{i}.mixer.out.{t}", "layers.{i}.mixer.o.{t}"),
+    at = "biogpt"
+    return body_names(
+        spec, f"{at}.embed_tokens", f"{at}.layer_norm", f"{at}.layers", BART_LAYER, f"{at}.embed_positions", "output_projection"
     )
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import change_layers, mlp_of, plain_names, sparse, split
+from pagoda.models.families.common import change_layers, experts_of, mlp_of, plain_names, sparse, split
 from pagoda.models.family import Family
-from pagoda.models.spec import DecoderSpec, Embed, Moe, Router
+from pagoda.models.spec import DecoderSpec, Embed, Router
 
 
 def spec(config: Config) -> DecoderSpec:
@@ -20,10 +20,11 @@ def spec(config: Config) -> DecoderSpec:
     return replace(scaled, embed=Embed(scale=config.number("embedding_multiplier")), head=head)
 
 
-def moe(config: Config) -> DecoderSpec:
+def moe(config: Config, shared: int = 0) -> DecoderSpec:
+    """`shared`: width of what runs beside the experts for every token."""
     dense = spec(config)
-    mlp, experts, chosen = mlp_of(dense), config.integer("num_local_experts"), config.integer("num_experts_per_tok")
-    return sparse(dense, Moe(experts, chosen, mlp.hidden, Router("softmax_after"), mlp.activation))
+    beside = replace(mlp_of(dense), hidden=shared) if shared else None
+    return sparse(dense, experts_of(config, dense, Router("softmax_after"), shared=beside))
 
 
 def moe_rules(spec: DecoderSpec) -> tuple[Rule, ...]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagoda.hal.errors import ModelError
 from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.families.common import (
     PROJECTIONS,
     Heads,
     activation,
+    body_names,
     correction,
     decoder,
-    llama_rules,
     max_positions,
     moe_names,
     plain_mlp,
@@ -24,7 +23,7 @@ from pagoda.models.families.common import (
 )
 from pagoda.models.families.granite import expert_names, shared_names
 from pagoda.models.families.mamba import step_limits
-from pagoda.models.families.recurrent_common import ENDLESS, first_of, layer_kinds, ssd_rules
+from pagoda.models.families.recurrent_common import ENDLESS, first_of, hybrid_names, layer_kinds, ssd_rules
 from pagoda.models.families.routed import grouped_router
 from pagoda.models.family import Family
 from pagoda.models.recurrent import Conv, GatedNorm, Ssd
@@ -32,6 +31,7 @@ from pagoda.models.rope import Rope
 from pagoda.models.spec import Attention, Both, DecoderSpec, Embed, Layer, Mlp, Moe, Norm, Router
 
 LINEAR, FULL = "linear_attention", "full_attention"
+_NAMED = {"mamba": LINEAR, "attention": FULL}
 
 
 def _ssd(config: Config, width: int) -> Ssd:
@@ -83,20 +83,11 @@ def granite_hybrid(config: Config) -> DecoderSpec:
     hidden, top_k = config.integer("intermediate_size"), config.integer("num_experts_per_tok", default=0)
     moe = Moe(experts, top_k, hidden, Router("softmax_after"), act, shared) if experts else shared
     mixers = {LINEAR: _ssd(config, width), FULL: attention}
-    kinds = [_granite_kind(kind) for kind in config.list("layer_types", "layers_block_type", kind=str)]
-    if len(kinds) != count:
-        raise ModelError(f"{config.where}: layer_types has {len(kinds)} entries for {count} layers")
+    kinds = layer_kinds(config, count, (LINEAR, FULL), "layer_types", "layers_block_type", named=_NAMED)
     layers = tuple(Layer(mixers[kind], moe, mixer_in=norm, ff_in=norm, scale=scale) for kind in kinds)
     plain = _spec(config, width, layers, norm)
     head = replace(plain.head, scale=1 / config.number("logits_scaling", default=1.0))
     return replace(plain, embed=Embed(scale=config.number("embedding_multiplier", default=1.0)), head=head)
-
-
-def _granite_kind(kind: str) -> str:
-    kinds = {"mamba": LINEAR, "attention": FULL, LINEAR: LINEAR, FULL: FULL}
-    if kind not in kinds:
-        raise ModelError(f"config.json: a layer of kind {kind}; this model type knows {', '.join(kinds)}")
-    return kinds[kind]
 
 
 def nemotron_h(config: Config) -> DecoderSpec:
@@ -134,10 +125,8 @@ def _nemotron_kinds(config: Config) -> tuple[str, ...]:
     """A list of names, or a letter a layer."""
     letters = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
     pattern = config.text("hybrid_override_pattern", default="")
-    kinds = config.list("layers_block_type", kind=str, default=tuple(letters.get(letter, letter) for letter in pattern))
-    named = {"mamba": LINEAR, "attention": FULL}
-    kinds = tuple(named.get(kind, kind) for kind in kinds)
-    return layer_kinds(Config({"layers_block_type": list(kinds)}), len(kinds), tuple(letters.values()), "layers_block_type")
+    default = [letters.get(letter, letter) for letter in pattern]
+    return layer_kinds(config, None, tuple(letters.values()), "layers_block_type", default=default, named=_NAMED)
 
 
 def _nemotron_ff(config: Config) -> tuple[Mlp, Moe | None]:
@@ -184,24 +173,14 @@ def _falcon_ssd(config: Config, width: int) -> Ssd:
     return replace(ssd, norm=norm, scales=None if set(scales) == {1.0} else (z, x, b, c, step))
 
 
-_NAMES = {"input_layernorm": "mixer_in", "pre_ff_layernorm": "ff_in"}
-
-
 def bamba_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (
-        Rename("model.final_layernorm.{t}", "model.norm.{t}"),
-        *llama_rules(spec.head.tied, _NAMES),
-        Rename("layers.{i}.feed_forward.{p}_proj.{t}", "layers.{i}.ff.{p}.{t}"),
-        *ssd_rules(first_of(spec, Ssd), "layers.{i}.mamba"),
-    )
+    return (*hybrid_names(spec), *ssd_rules(first_of(spec, Ssd), "layers.{i}.mamba"))
 
 
 def falcon_h1_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     return (
-        Rename("model.final_layernorm.{t}", "model.norm.{t}"),
-        *llama_rules(spec.head.tied, _NAMES),
+        *hybrid_names(spec),
         *renamed({f"mixer.{part}": f"mixer.attention.{part}" for part in "qkvo"}),
-        Rename("layers.{i}.feed_forward.{p}_proj.{t}", "layers.{i}.ff.{p}.{t}"),
         *ssd_rules(first_of(spec, Ssd), "layers.{i}.mamba", "layers.{i}.mixer.recurrent"),
     )
 
@@ -217,12 +196,7 @@ def granite_hybrid_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 def nemotron_h_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    parts: list[Rule] = [
-        Rename("lm_head.{t}", "head.{t}"),
-        Rename("backbone.embeddings.{t}", "embed.{t}"),
-        Rename("backbone.norm_f.{t}", "norm.{t}"),
-        Rename("backbone.layers.{x*}", "layers.{x*}"),
-    ]
+    parts = list(body_names(spec, "backbone.embeddings", "backbone.norm_f", "backbone.layers", {}))
     for i, layer in enumerate(spec.layers):
         at = f"layers.{i}"
         parts.append(Rename(f"{at}.norm.{{t}}", f"{at}.{'ff_in' if layer.mixer is None else 'mixer_in'}.{{t}}"))

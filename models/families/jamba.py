@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pagoda.models.checkpoint import Rename, Rule
+from pagoda.models.checkpoint import Rule
 from pagoda.models.config import Config
-from pagoda.models.families.common import Heads, activation, decoder, llama_rules, moe_names, rms
-from pagoda.models.families.recurrent_common import first_of, layer_kinds, selective_rules
+from pagoda.models.families.common import Heads, activation, decoder, moe_names, rms
+from pagoda.models.families.recurrent_common import first_of, hybrid_names, layer_kinds, selective_rules
 from pagoda.models.family import Family
 from pagoda.models.recurrent import Conv, Selective
 from pagoda.models.spec import DecoderSpec, Layer, Mlp, Moe, Router
@@ -45,9 +45,7 @@ def _kinds(config: Config, count: int) -> tuple[str, ...]:
 def rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     sparse = any(isinstance(layer.feed_forward, Moe) for layer in spec.layers)
     return (
-        Rename("model.final_layernorm.{t}", "model.norm.{t}"),
-        *llama_rules(spec.head.tied, {"input_layernorm": "mixer_in", "pre_ff_layernorm": "ff_in"}),
-        Rename("layers.{i}.feed_forward.{p}_proj.{t}", "layers.{i}.ff.{p}.{t}"),
+        *hybrid_names(spec),
         *(moe_names(spec, "feed_forward", "router") if sparse else ()),
         *selective_rules(first_of(spec, Selective), "layers.{i}.mamba"),
     )

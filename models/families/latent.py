@@ -9,33 +9,23 @@ from pagoda.hal.errors import ModelError
 from pagoda.models.checkpoint import Drop, Rename, Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import change_layers, mlp_of, plain_names, renamed, rms, rope, sparse
-from pagoda.models.families.routed import dense_layers, grouped, routed_rules
+from pagoda.models.families.common import change_layers, plain_names, renamed, rms, rope, sparse
+from pagoda.models.families.routed import deepseek, dense_layers, grouped, routed_rules
 from pagoda.models.family import Family
 from pagoda.models.rope import RopeStyle
-from pagoda.models.spec import MLA, DecoderSpec, Embed, Index, Mlp, Moe, Norm, Router
+from pagoda.models.spec import MLA, DecoderSpec, Embed, Index, Moe, Norm
 
 LATENT_EPS = 1e-6
 """Of the norms of the latents, whatever the configuration says of the others."""
 
 
 def deepseek_v2(config: Config) -> DecoderSpec:
-    plain = llama.spec(config)
-    config.require("moe_layer_freq", 1, default=1)
+    """The first one with latent attention, and experts that may be chosen in groups."""
     config.require("norm_topk_prob", False, default=False)
-    config.require("scoring_func", "softmax", default="softmax")
     config.require("topk_method", "greedy", "group_limited_greedy", default="greedy")
-    config.ignore("ep_size")
-    chosen_in_groups = config.text("topk_method", default="greedy") == "group_limited_greedy"
-    groups, top_groups = config.integer("n_group", default=1), config.integer("topk_group", default=1)
-    if not chosen_in_groups:
-        groups = top_groups = 1
-    router = Router("softmax", groups=groups, top_groups=top_groups, scale=config.number("routed_scaling_factor", default=1.0))
-    hidden, act = config.integer("moe_intermediate_size"), mlp_of(plain).activation
-    shared = config.integer("n_shared_experts", default=0)
-    experts, chosen = config.integer("n_routed_experts"), config.integer("num_experts_per_tok")
-    moe = Moe(experts, chosen, hidden, router, act, Mlp(hidden * shared, act) if shared else None)
-    return latent(config, sparse(plain, moe, range(config.integer("first_k_dense_replace", default=0))))
+    groups = config.integer("n_group", default=1), config.integer("topk_group", default=1)
+    limited = config.text("topk_method", default="greedy") == "group_limited_greedy"
+    return latent(config, deepseek(config, *(groups if limited else ())))
 
 
 def deepseek_v3(config: Config) -> DecoderSpec:

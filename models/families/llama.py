@@ -1,9 +1,12 @@
-"""Llama and what shares its shape: Mistral, Yi, Solar, SmolLM 1 and 2, …"""
+"""Llama and what shares its shape: Mistral, Yi, Solar, SmolLM 1 and 2, Emu 3, … and the language model of Llama 3.2 Vision."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from pagoda.models.checkpoint import Drop, Rename, Rule
 from pagoda.models.config import Config
-from pagoda.models.families.common import Heads, activation, decoder, max_positions, plain_names, rms, rope, windows
+from pagoda.models.families.common import Heads, activation, decoder, max_positions, plain_names, rms, rope, split, windows
 from pagoda.models.family import Family
 from pagoda.models.rope import RopeStyle
 from pagoda.models.spec import DecoderSpec, Layer, Mlp
@@ -28,11 +31,33 @@ def paddle(config: Config) -> DecoderSpec:
     return spec(config.having({"attention_bias": bias, "mlp_bias": bias}))
 
 
+def mllama(config: Config) -> DecoderSpec:
+    """Of a text without images the layers that would attend to them change nothing."""
+    plain = spec(config)
+    passed = config.list("cross_attention_layers", kind=int, default=tuple(range(3, 40, 5)))
+    layers = (Layer(None, None) if i in passed else layer for i, layer in enumerate(plain.layers))
+    return replace(plain, layers=tuple(layers))
+
+
+def mllama_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
+    """Behind the vocabulary's rows lie those of an image's tokens."""
+    passed = (Drop(f"model.layers.{i}.{{x*}}") for i, layer in enumerate(spec.layers) if layer.mixer is None)
+    table = "model.embed_tokens"
+    return (
+        *passed,
+        split(table, table, ("text", "image"), (spec.vocab, 8)),
+        Drop(f"{table}.image.{{t}}"),
+        Rename(f"{table}.text.{{t}}", f"{table}.{{t}}"),
+        *plain_names(spec),
+    )
+
+
+MLLAMA = Family("mllama", ("MllamaForCausalLM",), ("mllama_text_model",), mllama, mllama_rules)
 PADDLE = Family("paddleocr_vl", (), ("paddleocr_vl_text",), paddle, plain_names)
 LLAMA = Family(
     "llama",
-    ("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM", "CwmForCausalLM", "IQuestCoderForCausalLM"),
-    ("llama", "mistral", "ministral", "cwm", "iquestcoder"),
+    ("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM", "CwmForCausalLM", "IQuestCoderForCausalLM", "Emu3ForCausalLM"),
+    ("llama", "mistral", "ministral", "cwm", "iquestcoder", "emu3_text_model"),
     spec,
     plain_names,
 )

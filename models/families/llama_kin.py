@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from pagoda.models.checkpoint import Rename, Rule, Stack, UnitRows
 from pagoda.models.config import Config
@@ -12,11 +13,11 @@ from pagoda.models.families.common import (
     change_layers,
     llama_rules,
     plain_names,
-    renamed,
     rms,
     split,
     with_attention,
 )
+from pagoda.models.families.olmo import AFTER
 from pagoda.models.families.qwen import qwen_windows
 from pagoda.models.family import Family
 from pagoda.models.rope import LinearScaling, Rope
@@ -179,30 +180,14 @@ def _plain(layer: Layer) -> Mlp:
     return replace(layer.feed_forward, gated=False)
 
 
-def hunyuan_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*plain_names(spec), *renamed({"self_attn.query_layernorm": "mixer.q_norm", "self_attn.key_layernorm": "mixer.k_norm"}))
-
-
-def _hyperclova_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    norms = {"input_layernorm": "mixer_in", "post_norm1": "mixer_out", "post_attention_layernorm": "ff_in", "post_norm2": "ff_out"}
-    return llama_rules(spec.head.tied, norms)
-
-
-def _exaone_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return llama_rules(spec.head.tied, {"post_attention_layernorm": "mixer_out", "post_feedforward_layernorm": "ff_out"})
+HUNYUAN = {"self_attn.query_layernorm": "mixer.q_norm", "self_attn.key_layernorm": "mixer.k_norm"}
+_STARCODER2, _NANOCHAT = {"ff.c": "ff.down", "mlp.c_fc": "ff.up"}, {"mlp.fc1": "ff.up", "mlp.fc2": "ff.down"}
+_HYPERCLOVA = {"input_layernorm": "mixer_in", "post_norm1": "mixer_out", "post_attention_layernorm": "ff_in", "post_norm2": "ff_out"}
 
 
 def _apertus_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
     slots = {"attention_layernorm": "mixer_in", "feedforward_layernorm": "ff_in"}
     return (*llama_rules(spec.head.tied, slots), Rename("layers.{i}.mlp.act_fn.{n}", "layers.{i}.ff.act.{n}"))
-
-
-def _nanochat_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*plain_names(spec), *renamed({"mlp.fc1": "ff.up", "mlp.fc2": "ff.down"}))
-
-
-def _starcoder2_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*plain_names(spec), *renamed({"ff.c": "ff.down", "mlp.c_fc": "ff.up"}))
 
 
 def _stablelm_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
@@ -225,17 +210,29 @@ LLAMA_KIN = (
     Family("baichuan", ("BaichuanForCausalLM", "BaiChuanForCausalLM"), ("baichuan",), baichuan, _baichuan_rules),
     Family("smollm3", ("SmolLM3ForCausalLM",), ("smollm3",), smollm3, plain_names),
     Family("stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM"), ("stablelm", "stablelm_epoch"), stablelm, _stablelm_rules),
-    Family("starcoder2", ("Starcoder2ForCausalLM",), ("starcoder2",), starcoder2, _starcoder2_rules),
+    Family(
+        "starcoder2",
+        ("Starcoder2ForCausalLM",),
+        ("starcoder2",),
+        starcoder2,
+        partial(plain_names, names=_STARCODER2),
+    ),
     Family("apertus", ("ApertusForCausalLM",), ("apertus",), apertus, _apertus_rules),
-    Family("nanochat", ("NanoChatForCausalLM",), ("nanochat",), nanochat, _nanochat_rules),
+    Family(
+        "nanochat",
+        ("NanoChatForCausalLM",),
+        ("nanochat",),
+        nanochat,
+        partial(plain_names, names=_NANOCHAT),
+    ),
     Family("helium", ("HeliumForCausalLM",), ("helium",), helium, plain_names),
     Family("arcee", ("ArceeForCausalLM",), ("arcee",), arcee, plain_names),
     Family("ernie4_5", ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"), ("ernie4_5",), ernie, plain_names),
     Family("seed_oss", ("SeedOssForCausalLM",), ("seed_oss",), seed_oss, plain_names),
     Family("nemotron", ("NemotronForCausalLM",), ("nemotron",), nemotron, plain_names),
-    Family("hunyuan_v1_dense", ("HunYuanDenseV1ForCausalLM",), ("hunyuan_v1_dense",), hunyuan, hunyuan_names),
+    Family("hunyuan_v1_dense", ("HunYuanDenseV1ForCausalLM",), ("hunyuan_v1_dense",), hunyuan, partial(plain_names, names=HUNYUAN)),
     Family("jais2", ("Jais2ForCausalLM",), ("jais2",), jais2, plain_names),
     Family("internlm3", ("InternLM3ForCausalLM",), ("internlm3",), internlm3, plain_names),
-    Family("hyperclovax", ("HyperCLOVAXForCausalLM",), ("hyperclovax",), hyperclova, _hyperclova_rules),
-    Family("exaone4", ("Exaone4ForCausalLM",), ("exaone4",), exaone4, _exaone_rules),
+    Family("hyperclovax", ("HyperCLOVAXForCausalLM",), ("hyperclovax",), hyperclova, partial(plain_names, norms=_HYPERCLOVA)),
+    Family("exaone4", ("Exaone4ForCausalLM",), ("exaone4",), exaone4, partial(plain_names, norms=AFTER)),
 )

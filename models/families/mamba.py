@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pagoda.models.checkpoint import Rename, Rule
+from pagoda.models.checkpoint import Rule
 from pagoda.models.config import Config
-from pagoda.models.families.common import decoder, head_names
+from pagoda.models.families.common import body_names, decoder
 from pagoda.models.families.recurrent_common import ENDLESS, first_of, selective_rules, ssd_rules
 from pagoda.models.family import Family
 from pagoda.models.recurrent import Conv, GatedNorm, Recurrent, Selective, Ssd
@@ -68,13 +68,7 @@ def _spec(config: Config, mixer: Recurrent, tied: bool) -> DecoderSpec:
 
 
 def _names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (
-        *head_names(spec.head.tied),
-        Rename("backbone.embeddings.{t}", "embed.{t}"),
-        Rename("backbone.norm_f.{t}", "norm.{t}"),
-        Rename("backbone.layers.{x*}", "layers.{x*}"),
-        Rename("layers.{i}.norm.{t}", "layers.{i}.mixer_in.{t}"),
-    )
+    return body_names(spec, "backbone.embeddings", "backbone.norm_f", "backbone.layers", {"norm": "mixer_in"})
 
 
 def selective_names(spec: DecoderSpec) -> tuple[Rule, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pagoda.models.checkpoint import Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import MIXTRAL_NAMES, change_layers, mlp_of, moe_names, plain_names, sparse
+from pagoda.models.families.common import MIXTRAL_NAMES, change_layers, experts_of, moe_names, plain_names, sparse
 from pagoda.models.family import Family
 from pagoda.models.rope import LongRopeScaling, Rope
 from pagoda.models.spec import Attention, DecoderSpec, Layer, Moe, Norm, Router
@@ -15,8 +15,7 @@ from pagoda.models.spec import Attention, DecoderSpec, Layer, Moe, Norm, Router
 
 def spec(config: Config) -> DecoderSpec:
     dense = llama.spec(config)
-    mlp, experts, chosen = mlp_of(dense), config.integer("num_local_experts"), config.integer("num_experts_per_tok")
-    return sparse(dense, Moe(experts, chosen, mlp.hidden, Router("softmax", renormalize=True), mlp.activation))
+    return sparse(dense, experts_of(config, dense, Router("softmax", renormalize=True)))
 
 
 def phimoe(config: Config) -> DecoderSpec:

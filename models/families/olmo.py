@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from pagoda.models.checkpoint import Rule
 from pagoda.models.config import Config
@@ -10,13 +11,14 @@ from pagoda.models.families import llama
 from pagoda.models.families.common import (
     attention_of,
     change_layers,
+    experts_of,
     llama_rules,
-    mlp_of,
     moe_names,
     plain_names,
     rms,
     rope,
     sparse,
+    sparse_names,
     with_attention,
 )
 from pagoda.models.family import Family
@@ -52,13 +54,8 @@ def olmo3(config: Config) -> DecoderSpec:
 
 def olmoe(config: Config) -> DecoderSpec:
     plain, clip = llama.spec(config), config.number("clip_qkv", default=None)
-    mlp, router = mlp_of(plain), Router("softmax", renormalize=config.flag("norm_topk_prob", default=False))
-    moe = Moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), mlp.hidden, router, mlp.activation)
+    moe = experts_of(config, plain, Router("softmax", renormalize=config.flag("norm_topk_prob", default=False)))
     return sparse(with_attention(plain, clip=clip, qk_norm=QkNorm(rms(config), "full")), moe)
-
-
-def olmoe_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*plain_names(spec), *moe_names(spec))
 
 
 def flex_olmo(config: Config) -> DecoderSpec:
@@ -73,6 +70,6 @@ def flex_olmo_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 FLEX_OLMO = Family("flex_olmo", ("FlexOlmoForCausalLM",), ("flex_olmo",), flex_olmo, flex_olmo_rules)
 OLMO = Family("olmo", ("OlmoForCausalLM",), ("olmo",), olmo, plain_names)
-OLMO2 = Family("olmo2", ("Olmo2ForCausalLM",), ("olmo2",), olmo2, lambda spec: llama_rules(spec.head.tied, AFTER))
-OLMO3 = Family("olmo3", ("Olmo3ForCausalLM",), ("olmo3",), olmo3, lambda spec: llama_rules(spec.head.tied, AFTER))
-OLMOE = Family("olmoe", ("OlmoeForCausalLM",), ("olmoe",), olmoe, olmoe_rules)
+OLMO2 = Family("olmo2", ("Olmo2ForCausalLM",), ("olmo2",), olmo2, partial(plain_names, norms=AFTER))
+OLMO3 = Family("olmo3", ("Olmo3ForCausalLM",), ("olmo3",), olmo3, partial(plain_names, norms=AFTER))
+OLMOE = Family("olmoe", ("OlmoeForCausalLM",), ("olmoe",), olmoe, sparse_names)

@@ -46,4 +46,4 @@ def phi3_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 PHI = Family("phi", ("PhiForCausalLM",), ("phi",), phi, phi_rules)
-PHI3 = Family("phi3", ("Phi3ForCausalLM",), ("phi3",), phi3, phi3_rules)
+PHI3 = Family("phi3", ("Phi3ForCausalLM",), ("phi3", "phi4_multimodal_text"), phi3, phi3_rules)

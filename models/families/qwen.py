@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from pagoda.models.checkpoint import Rule
 from pagoda.models.config import Config
 from pagoda.models.families import llama
-from pagoda.models.families.common import change_layers, mlp_of, moe_names, plain_names, rms, sparse, windows, with_attention, woven
+from pagoda.models.families.common import (
+    change_layers,
+    experts_of,
+    mlp_of,
+    plain_names,
+    rms,
+    sparse,
+    sparse_names,
+    windows,
+    with_attention,
+    woven,
+)
 from pagoda.models.family import Family
-from pagoda.models.spec import DecoderSpec, Mlp, Moe, QkNorm, Router, Window
+from pagoda.models.spec import DecoderSpec, QkNorm, Router, Window
 
 
 def qwen2(config: Config) -> DecoderSpec:
@@ -45,22 +56,11 @@ def qwen3_moe(config: Config) -> DecoderSpec:
 
 
 def _with_experts(config: Config, plain: DecoderSpec, shared: int | None) -> DecoderSpec:
-    act, count = mlp_of(plain).activation, len(plain.layers)
-    moe = Moe(
-        config.integer("num_experts", "num_local_experts"),
-        config.integer("num_experts_per_tok"),
-        config.integer("moe_intermediate_size"),
-        Router("softmax", renormalize=config.flag("norm_topk_prob", default=False)),
-        act,
-        Mlp(shared, act) if shared else None,
-        shared_gate=shared is not None,
-    )
+    router, hidden = Router("softmax", config.flag("norm_topk_prob", default=False)), config.integer("moe_intermediate_size")
+    beside, count = replace(mlp_of(plain), hidden=shared) if shared else None, len(plain.layers)
+    moe = replace(experts_of(config, plain, router, hidden, beside), shared_gate=shared is not None)
     dense, step = config.list("mlp_only_layers", kind=int, default=()), config.integer("decoder_sparse_step", default=1)
     return sparse(plain, moe, {i for i in range(count) if i in dense or (i + 1) % step})
-
-
-def moe_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*plain_names(spec), *moe_names(spec, shared="shared_expert"))
 
 
 def qwen3_vl_moe(config: Config) -> DecoderSpec:
@@ -73,6 +73,6 @@ QWEN2_TEXTS = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")
 QWEN2 = Family("qwen2", ("Qwen2ForCausalLM",), QWEN2_TEXTS, qwen2, plain_names)
 QWEN3 = Family("qwen3", ("Qwen3ForCausalLM",), ("qwen3",), qwen3, plain_names)
 QWEN3_VL = Family("qwen3_vl", (), ("qwen3_vl_text",), lambda config: woven(qwen3(config), SECTIONS), plain_names)
-QWEN2_MOE = Family("qwen2_moe", ("Qwen2MoeForCausalLM",), ("qwen2_moe",), qwen2_moe, moe_rules)
-QWEN3_MOE = Family("qwen3_moe", ("Qwen3MoeForCausalLM",), ("qwen3_moe",), qwen3_moe, moe_rules)
-QWEN3_VL_MOE = Family("qwen3_vl_moe", (), ("qwen3_vl_moe_text", "qwen3_omni_moe_text"), qwen3_vl_moe, moe_rules)
+QWEN2_MOE = Family("qwen2_moe", ("Qwen2MoeForCausalLM",), ("qwen2_moe",), qwen2_moe, partial(sparse_names, shared="shared_expert"))
+QWEN3_MOE = Family("qwen3_moe", ("Qwen3MoeForCausalLM",), ("qwen3_moe",), qwen3_moe, sparse_names)
+QWEN3_VL_MOE = Family("qwen3_vl_moe", (), ("qwen3_vl_moe_text", "qwen3_omni_moe_text"), qwen3_vl_moe, sparse_names)

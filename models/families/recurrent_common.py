@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from pagoda.hal.errors import ModelError
 from pagoda.models.checkpoint import Rename, Rule
 from pagoda.models.config import Config
-from pagoda.models.families.common import split
+from pagoda.models.families.common import llama_rules, split
 from pagoda.models.recurrent import Recurrent, Selective, Ssd
 from pagoda.models.spec import Both, DecoderSpec, Shared
 
@@ -27,9 +27,14 @@ def first_of(spec: DecoderSpec, kind: type[T]) -> T:
     return found[0]
 
 
-def layer_kinds(config: Config, count: int, names: Sequence[str], *keys: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The kind of each layer, as a list under one of `keys` says, each one of `names`."""
-    kinds: tuple[str, ...] = config.list(*(keys or ("layer_types",)), kind=str, default=tuple(default) if default else ())
+def layer_kinds(
+    config: Config, count: int | None, names: Sequence[str], *keys: str,
+    default: Sequence[str] | None = None, named: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:  # fmt: skip
+    """The kind of each layer, as a list under one of `keys` says, each one of `names`; `named`: other words for them. `count` None: any."""
+    listed = config.list(*(keys or ("layer_types",)), kind=str, default=tuple(default) if default else ())
+    kinds = tuple((named or {}).get(kind, kind) for kind in listed)
+    count = len(kinds) if count is None else count
     unknown = sorted(set(kinds) - set(names))
     if len(kinds) != count or unknown:
         raise ModelError(
@@ -37,6 +42,15 @@ def layer_kinds(config: Config, count: int, names: Sequence[str], *keys: str, de
             f" {', '.join(sorted(set(kinds)))}; this model type knows {', '.join(names)}"
         )
     return kinds
+
+
+def hybrid_names(spec: DecoderSpec) -> tuple[Rule, ...]:
+    """Llama's names but for the last norm and the feed-forward's, as Jamba and those after it have them."""
+    return (
+        Rename("model.final_layernorm.{t}", "model.norm.{t}"),
+        *llama_rules(spec.head.tied, {"input_layernorm": "mixer_in", "pre_ff_layernorm": "ff_in"}),
+        Rename("layers.{i}.feed_forward.{p}_proj.{t}", "layers.{i}.ff.{p}.{t}"),
+    )
 
 
 def ssd_rules(mixer: Ssd, at: str, to: str = "layers.{i}.mixer") -> tuple[Rule, ...]:

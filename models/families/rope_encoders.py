@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pagoda.models.checkpoint import Also, Drop, Rename, Rule
 from pagoda.models.config import Config
-from pagoda.models.families.bert import architectures, head_rules, layer_rules
+from pagoda.models.families.bert import architectures, embedding_names, head_rules, layer_rules
 from pagoda.models.families.common import Heads, activation, bidirectional, llama_rules, max_positions, plain_mlp, renamed, rope, split
 from pagoda.models.families.llama import spec as llama
 from pagoda.models.families.pooled import NO_HEAD, architecture, encoder, encoder_pooler, post_norm_layers, self_attention
@@ -113,11 +113,7 @@ def nomic_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         *(Also(f"{part}.{{x*}}", f"nomic_bert.{part}.{{x*}}") for part in ("embeddings", "emb_ln", "layers", "encoder", "pooler")),
         Drop("cls.{x*}"),
         *head_rules("nomic_bert", spec.pooler),
-        Drop("nomic_bert.embeddings.position_ids"),
-        Rename("nomic_bert.embeddings.word_embeddings.{t}", "embed.{t}"),
-        Rename("nomic_bert.embeddings.token_type_embeddings.weight", "embed.types"),
-        Rename("nomic_bert.embeddings.LayerNorm.{t}", "layers.0.mixer_in.{t}"),
-        Rename("nomic_bert.emb_ln.{t}", "layers.0.mixer_in.{t}"),
+        *embedding_names("nomic_bert", norms=("emb_ln", "embeddings.LayerNorm")),
         *layer_rules("nomic_bert.layers", count, names, "post_mlp_layernorm"),
         split("nomic_bert.encoder.layers.{i}.attn.Wqkv", "layers.{i}.mixer", "qkv"),
         *layer_rules("nomic_bert.encoder.layers", count, hub, "norm2"),
@@ -150,11 +146,7 @@ def gte_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         Also("gte.{x*}", "new.{x*}"),
         Drop("lm_head.{x*}"),
         *head_rules("new", spec.pooler),
-        Drop("new.embeddings.position_ids"),
-        Drop("new.embeddings.rotary_emb.{x*}"),
-        Rename("new.embeddings.word_embeddings.{t}", "embed.{t}"),
-        Rename("new.embeddings.token_type_embeddings.weight", "embed.types"),
-        Rename("new.embeddings.LayerNorm.{t}", "layers.0.mixer_in.{t}"),
+        *embedding_names("new"),
         split(f"{at}.{{i}}.attention.qkv_proj", "layers.{i}.mixer", "qkv"),
         split(f"{at}.{{i}}.mlp.up_gate_proj", "layers.{i}.ff", ("up", "gate")),
         *layer_rules(at, len(spec.layers), names, "mlp_ln"),
@@ -180,9 +172,7 @@ def jina_rules(spec: DecoderSpec) -> tuple[Rule, ...]:
         *(Also(f"{part}.{{x*}}", f"roberta.{part}.{{x*}}") for part in ("embeddings", "emb_ln", "encoder", "pooler")),
         Drop("lm_head.{x*}"),
         *head_rules("roberta", spec.pooler),
-        Rename("roberta.embeddings.word_embeddings.{t}", "embed.{t}"),
-        Rename("roberta.embeddings.token_type_embeddings.weight", "embed.types"),
-        Rename("roberta.emb_ln.{t}", "layers.0.mixer_in.{t}"),
+        *embedding_names("roberta", norms=("emb_ln",)),
         split(f"{at}.{{i}}.mixer.Wqkv", "layers.{i}.mixer", "qkv"),
         *layer_rules(at, len(spec.layers), names, "norm2"),
     )

@@ -12,6 +12,7 @@ from pagoda.models.families.common import (
     MIXTRAL_NAMES,
     change_layers,
     correction,
+    experts_of,
     mlp_of,
     moe_names,
     plain_names,
@@ -20,7 +21,7 @@ from pagoda.models.families.common import (
     sparse,
     with_attention,
 )
-from pagoda.models.families.llama_kin import ernie, hunyuan, hunyuan_names
+from pagoda.models.families.llama_kin import HUNYUAN, ernie, hunyuan
 from pagoda.models.families.qwen import qwen_windows
 from pagoda.models.family import Family
 from pagoda.models.rope import Rope
@@ -65,28 +66,25 @@ def ernie_moe(config: Config) -> DecoderSpec:
     hidden, shared = config.integer("moe_intermediate_size"), config.integer("moe_num_shared_experts", default=0)
     router, act = Router("softmax", renormalize=True, correction=True), mlp_of(plain).activation
     beside = Mlp(hidden * shared, act) if shared else None
-    moe = Moe(config.integer("moe_num_experts"), config.integer("moe_k"), hidden, router, act, beside)
+    moe = experts_of(config, plain, router, hidden, beside)
     dense = [i for i in range(len(plain.layers)) if (i + 1) % every or not first <= i <= last]
     return sparse(plain, moe, dense)
 
 
 def hunyuan_moe(config: Config) -> DecoderSpec:
     plain = hunyuan(config)
-    mlp, experts, chosen = mlp_of(plain), config.integer("num_experts"), config.integer("moe_topk")
-    return sparse(plain, Moe(experts, chosen, mlp.hidden, Router("softmax", renormalize=True), mlp.activation, mlp))
+    return sparse(plain, experts_of(config, plain, Router("softmax", renormalize=True), shared=mlp_of(plain)))
 
 
-def deepseek(config: Config) -> DecoderSpec:
-    """The first one: plain attention, a softmax over all experts."""
+def deepseek(config: Config, groups: int = 1, top_groups: int = 1) -> DecoderSpec:
+    """The first one: plain attention, a softmax over all experts, or those of some groups."""
     config.require("moe_layer_freq", 1, default=1)
     config.require("scoring_func", "softmax", default="softmax")
     config.ignore("ep_size")
     plain = llama.spec(config)
-    hidden, act, shared = config.integer("moe_intermediate_size"), mlp_of(plain).activation, config.integer("n_shared_experts", default=0)
-    scale, beside = config.number("routed_scaling_factor", default=1.0), Mlp(hidden * shared, act)
-    router = Router("softmax", renormalize=config.flag("norm_topk_prob", default=False), scale=scale)
-    experts, chosen = config.integer("n_routed_experts"), config.integer("num_experts_per_tok")
-    moe = Moe(experts, chosen, hidden, router, act, beside if shared else None)
+    scale = config.number("routed_scaling_factor", default=1.0)
+    router = Router("softmax", config.flag("norm_topk_prob", default=False), groups, top_groups, scale=scale)
+    moe = _with_shared(config, plain, router)
     return sparse(plain, moe, range(config.integer("first_k_dense_replace", default=0)))
 
 
@@ -108,9 +106,7 @@ def minimax_m2(config: Config) -> DecoderSpec:
     plain, turned = with_attention(llama.spec(config), qk_norm=QkNorm(rms(config), "full")), config.integer("rotary_dim", default=None)
     if turned is not None:
         plain = change_layers(plain, lambda _, layer, a: replace(layer, mixer=replace(a, position=_first(a, turned))))
-    mlp, router = mlp_of(plain), Router("sigmoid", renormalize=True, correction=True)
-    experts, chosen = config.integer("num_local_experts"), config.integer("num_experts_per_tok")
-    return sparse(plain, Moe(experts, chosen, mlp.hidden, router, mlp.activation))
+    return sparse(plain, experts_of(config, plain, Router("sigmoid", renormalize=True, correction=True)))
 
 
 def _first(attention: Attention, dims: int) -> Rope:
@@ -143,10 +139,13 @@ def dense_layers(config: Config, count: int, first: int = 0) -> list[int]:
 
 def grouped(config: Config, plain: DecoderSpec) -> Moe:
     """DeepSeek's routing: sigmoid scores, a correction for the choice, experts of the best groups, and shared ones."""
+    return _with_shared(config, plain, grouped_router(config))
+
+
+def _with_shared(config: Config, plain: DecoderSpec, router: Router) -> Moe:
     hidden, act = config.integer("moe_intermediate_size"), mlp_of(plain).activation
     shared = config.integer("n_shared_experts", "num_shared_experts", default=0)
-    experts, chosen = config.integer("n_routed_experts", "num_experts"), config.integer("num_experts_per_tok")
-    return Moe(experts, chosen, hidden, grouped_router(config), act, Mlp(hidden * shared, act) if shared else None)
+    return experts_of(config, plain, router, hidden, Mlp(hidden * shared, act) if shared else None)
 
 
 def grouped_router(config: Config) -> Router:
@@ -182,7 +181,7 @@ def _ernie_names(spec: DecoderSpec) -> tuple[Rule, ...]:
 
 
 def _hunyuan_names(spec: DecoderSpec) -> tuple[Rule, ...]:
-    return (*hunyuan_names(spec), *moe_names(spec, router="gate.wg", shared="shared_mlp"))
+    return (*plain_names(spec, names=HUNYUAN), *moe_names(spec, router="gate.wg", shared="shared_mlp"))
 
 
 def _minimax_names(spec: DecoderSpec) -> tuple[Rule, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pagoda.models.checkpoint import Drop, Rename, Rule
+from pagoda.models.checkpoint import Drop, Rule
 from pagoda.models.config import Config
-from pagoda.models.families.common import Heads, activation, decoder, head_names, plain_mlp, renamed
+from pagoda.models.families.common import BART_LAYER, Heads, activation, body_names, decoder, plain_mlp
 from pagoda.models.family import Family
 from pagoda.models.spec import DecoderSpec, Embed, Layer, Norm, Sinusoids
 
@@ -20,17 +20,8 @@ def spec(config: Config) -> DecoderSpec:
 
 
 def rules(made: DecoderSpec) -> tuple[Rule, ...]:
-    names = {
-        "self_attn_layer_norm": "mixer_in", "final_layer_norm": "ff_in", "fc1": "ff.up", "fc2": "ff.down", "self_attn.out_proj": "mixer.o",
-        **{f"self_attn.{p}_proj": f"mixer.{p}" for p in "qkv"},
-    }  # fmt: skip
-    return (
-        Drop("model.embed_positions.weights"),
-        *head_names(made.head.tied),
-        Rename("model.embed_tokens.{t}", "embed.{t}"),
-        Rename("model.layer_norm.{t}", "norm.{t}"),
-        *renamed(names, "model.layers.{i}"),
-    )
+    names = body_names(made, "model.embed_tokens", "model.layer_norm", "model.layers", BART_LAYER)
+    return (Drop("model.embed_positions.weights"), *names)
 
 
 XGLM = Family("xglm", ("XGLMForCausalLM",), ("xglm",), spec, rules)

@@ -30,15 +30,9 @@ def zamba2(config: Config) -> DecoderSpec:
         Layer(Shared(attention, ssd, next(uses) % blocks, ff, norm, rank, adapted), None)
         if kind == HYBRID
         else Layer(ssd, None, mixer_in=norm)
-        for kind in _kinds(config, count)
+        for kind in layer_kinds(config, count, (LINEAR, HYBRID), "layers_block_type", "layer_types", named={"mamba": LINEAR})
     )
     return decoder(config, width, layers, norm, config.integer("max_position_embeddings", default=4096), tied=True)
-
-
-def _kinds(config: Config, count: int) -> tuple[str, ...]:
-    named = {"mamba": LINEAR, "hybrid": HYBRID}
-    kinds = [named.get(kind, kind) for kind in config.list("layers_block_type", "layer_types", kind=str)]
-    return layer_kinds(Config({"layers_block_type": kinds}), count, (LINEAR, HYBRID), "layers_block_type")
 
 
 def _attention(config: Config, width: int) -> Attention:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pagoda.hal.errors import ModelError
@@ -31,68 +32,50 @@ def gguf_generation_config(values: Mapping[str, Any]) -> dict[str, Any]:
     return config if bos is None else config | {"bos_token_id": bos}
 
 
-def _llama(metadata: Metadata) -> dict[str, Any]:
-    if metadata.get("expert_count", 0):
-        experts = {"num_local_experts": metadata.size("expert_count"), "num_experts_per_tok": metadata.size("expert_used_count")}
-        return decoder_config(metadata, "MixtralForCausalLM", "mixtral") | experts
-    biases = {"attention_bias": metadata.has("blk.0.attn_q.bias"), "mlp_bias": metadata.has("blk.0.ffn_up.bias")}
-    return decoder_config(metadata, "LlamaForCausalLM", "llama") | biases
+@dataclass(frozen=True)
+class Architecture:
+    """How metadata become a config.json.
+
+    Attributes:
+        name, model_type: as there.
+        sizes, numbers: its keys → those of the metadata that hold them; numbers that are missing are null.
+        tensors: its keys → the tensors whose presence they tell.
+        fixed: what a file does not say.
+        more: changes what came of all this; what it gives comes on top.
+    """
+
+    name: str
+    model_type: str
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    more: Callable[[Metadata, dict[str, Any]], Mapping[str, Any]] = lambda _, __: {}
+
+    def config(self, metadata: Metadata) -> dict[str, Any]:
+        """Raises `ModelError` where a size is missing."""
+        made = decoder_config(metadata, self.name, self.model_type)
+        made |= {key: metadata.size(name) for key, name in self.sizes.items()}
+        made |= {key: metadata.number(name, None) for key, name in self.numbers.items()}
+        made |= {key: metadata.has(name) for key, name in self.tensors.items()}
+        made |= self.fixed
+        more = self.more(metadata, made)
+        return made | more
 
 
-def _qwen2(metadata: Metadata) -> dict[str, Any]:
-    return decoder_config(metadata, "Qwen2ForCausalLM", "qwen2")
-
-
-def _qwen3(metadata: Metadata) -> dict[str, Any]:
-    return decoder_config(metadata, "Qwen3ForCausalLM", "qwen3") | {"attention_bias": metadata.has("blk.0.attn_q.bias")}
-
-
-def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
-    bias = {"attention_bias": metadata.has("blk.0.attn_q.bias")}
-    return decoder_config(metadata, "Qwen3MoeForCausalLM", "qwen3_moe") | bias | _experts(metadata) | {"norm_topk_prob": True}
-
-
-def _smollm3(metadata: Metadata) -> dict[str, Any]:
-    layers = metadata.layers
+def _smollm3(metadata: Metadata, _: dict[str, Any]) -> dict[str, Any]:
     # Every fourth layer has no positions; the format has no key for it.
-    with_rope = [int((layer + 1) % 4 != 0) for layer in range(layers)]
-    return decoder_config(metadata, "SmolLM3ForCausalLM", "smollm3") | {
-        "no_rope_layers": with_rope,
-        "attention_bias": False,
-        "mlp_bias": False,
-    }
+    return {"no_rope_layers": [int((layer + 1) % 4 != 0) for layer in range(metadata.layers)]}
 
 
-def _gemma1(metadata: Metadata) -> dict[str, Any]:
-    config = decoder_config(metadata, "GemmaForCausalLM", "gemma")
-    config["hidden_activation"] = config["hidden_act"] = "gelu_pytorch_tanh"
-    return config | {"attention_bias": False}
-
-
-def _gemma(metadata: Metadata, architecture: str, model_type: str) -> dict[str, Any]:
-    config = decoder_config(metadata, architecture, model_type)
-    config["hidden_activation"] = config["hidden_act"] = "gelu_pytorch_tanh"
+def _gemma(metadata: Metadata, made: dict[str, Any]) -> dict[str, Any]:
     # The largest models divide by the width per head; the format says so only in newer files.
     largest = metadata.layers in (46, 62)
-    by_size = config["hidden_size"] / config["num_attention_heads"] if largest else config["head_dim"]
+    by_size = made["hidden_size"] / made["num_attention_heads"] if largest else made["head_dim"]
     scale = metadata.number("attention.scale", None)
-    config["query_pre_attn_scalar"] = scale**-2 if scale else by_size
-    config["sliding_window"] = metadata.size("attention.sliding_window")
-    config["attn_logit_softcapping"] = metadata.number("attn_logit_softcapping", None)
-    config["final_logit_softcapping"] = metadata.number("final_logit_softcapping", None)
-    return config | {"attention_bias": False}
-
-
-def _gemma2(metadata: Metadata) -> dict[str, Any]:
-    config = _gemma(metadata, "Gemma2ForCausalLM", "gemma2")
-    return config | {"layer_types": _alternating(config["num_hidden_layers"], 2)}
-
-
-def _gemma3(metadata: Metadata) -> dict[str, Any]:
-    config = _gemma(metadata, "Gemma3ForCausalLM", "gemma3_text")
-    every = metadata.get("attention.sliding_window_pattern", 6)
-    local = metadata.number("rope.freq_base_swa", 10000.0)
-    return config | {"rope_local_base_freq": local, "layer_types": _alternating(config["num_hidden_layers"], every)}
+    every = 2 if made["model_type"] == "gemma2" else metadata.get("attention.sliding_window_pattern", 6)
+    local = {} if made["model_type"] == "gemma2" else {"rope_local_base_freq": metadata.number("rope.freq_base_swa", 10000.0)}
+    return {"query_pre_attn_scalar": scale**-2 if scale else by_size, "layer_types": _alternating(metadata.layers, every), **local}
 
 
 def _alternating(layers: int, every: int | list[bool]) -> list[str]:
@@ -100,12 +83,34 @@ def _alternating(layers: int, every: int | list[bool]) -> list[str]:
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
-def _phi3(metadata: Metadata) -> dict[str, Any]:
-    config = decoder_config(metadata, "Phi3ForCausalLM", "phi3")
-    config["sliding_window"] = metadata.get("attention.sliding_window", None) or None
-    original = metadata.size("rope.scaling.original_context_length", config["max_position_embeddings"])
-    share = _rotary_share(metadata, config.pop("head_dim"))
-    return config | {"original_max_position_embeddings": original, "partial_rotary_factor": share}
+def _partial(metadata: Metadata, made: dict[str, Any]) -> dict[str, Any]:
+    """A part of each head turns."""
+    dim = made.pop("head_dim")
+    return {"partial_rotary_factor": metadata.size("rope.dimension_count", dim) / dim}
+
+
+def _phi3(metadata: Metadata, made: dict[str, Any]) -> dict[str, Any]:
+    original = metadata.size("rope.scaling.original_context_length", made["max_position_embeddings"])
+    window = metadata.get("attention.sliding_window", None) or None
+    return {**_partial(metadata, made), "sliding_window": window, "original_max_position_embeddings": original}
+
+
+def _starcoder2(metadata: Metadata, made: dict[str, Any]) -> dict[str, Any]:
+    return {"norm_epsilon": made.pop("layer_norm_eps")}
+
+
+def _cohere2(metadata: Metadata, made: dict[str, Any]) -> dict[str, Any]:
+    return {"layer_types": _alternating(metadata.layers, metadata.get("attention.sliding_window_pattern", 4))}
+
+
+def _stablelm(metadata: Metadata, made: dict[str, Any]) -> dict[str, Any]:
+    return {**_partial(metadata, made), "use_parallel_residual": bool(metadata.get("use_parallel_residual", False))}
+
+
+def _gpt_oss(metadata: Metadata, made: dict[str, Any]) -> dict[str, Any]:
+    if made["rope_scaling"] is not None:
+        made["rope_scaling"]["truncate"] = False
+    return {"layer_types": _alternating(metadata.layers, 2)}
 
 
 def _gpt2(metadata: Metadata) -> dict[str, Any]:
@@ -124,120 +129,57 @@ def _gpt2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _qwen2_moe(metadata: Metadata) -> dict[str, Any]:
-    return decoder_config(metadata, "Qwen2MoeForCausalLM", "qwen2_moe") | {
-        **_experts(metadata),
-        "shared_expert_intermediate_size": metadata.size("expert_shared_feed_forward_length"),
-        "norm_topk_prob": False,
-    }
+def _llama(metadata: Metadata) -> dict[str, Any]:
+    return (_MIXTRAL if metadata.get("expert_count", 0) else _LLAMA).config(metadata)
 
 
-def _olmo2(metadata: Metadata) -> dict[str, Any]:
-    return decoder_config(metadata, "Olmo2ForCausalLM", "olmo2") | {"attention_bias": False}
-
-
-def _olmoe(metadata: Metadata) -> dict[str, Any]:
-    experts = {"num_experts": metadata.size("expert_count"), "num_experts_per_tok": metadata.size("expert_used_count")}
-    return decoder_config(metadata, "OlmoeForCausalLM", "olmoe") | experts | {"attention_bias": False, "norm_topk_prob": False}
-
-
-def _granite(metadata: Metadata) -> dict[str, Any]:
-    moe = metadata.architecture == "granitemoe"
-    config = decoder_config(metadata, *(("GraniteMoeForCausalLM", "granitemoe") if moe else ("GraniteForCausalLM", "granite")))
-    if moe:
-        config |= {"num_local_experts": metadata.size("expert_count"), "num_experts_per_tok": metadata.size("expert_used_count")}
-    return config | {
-        "attention_multiplier": metadata.number("attention.scale"),
-        "embedding_multiplier": metadata.number("embedding_scale"),
-        "residual_multiplier": metadata.number("residual_scale"),
-        "logits_scaling": metadata.number("logit_scale"),
-        "attention_bias": False,
-    }
-
-
-def _starcoder2(metadata: Metadata) -> dict[str, Any]:
-    config = decoder_config(metadata, "Starcoder2ForCausalLM", "starcoder2")
-    config["norm_epsilon"] = config.pop("layer_norm_eps")
-    return config | {"hidden_act": "gelu_pytorch_tanh", "use_bias": metadata.has("blk.0.attn_q.bias")}
-
-
-def _phi2(metadata: Metadata) -> dict[str, Any]:
-    config = decoder_config(metadata, "PhiForCausalLM", "phi") | {"hidden_act": "gelu_new"}
-    return config | {"partial_rotary_factor": _rotary_share(metadata, config.pop("head_dim"))}
-
-
-def _command_r(metadata: Metadata) -> dict[str, Any]:
-    config = decoder_config(metadata, "CohereForCausalLM", "cohere")
-    normed = metadata.has("blk.0.attn_q_norm.weight")
-    return config | {"logit_scale": metadata.number("logit_scale"), "use_qk_norm": normed, "attention_bias": False}
-
-
-def _cohere2(metadata: Metadata) -> dict[str, Any]:
-    config = decoder_config(metadata, "Cohere2ForCausalLM", "cohere2")
-    types = _alternating(config["num_hidden_layers"], metadata.get("attention.sliding_window_pattern", 4))
-    window = metadata.size("attention.sliding_window")
-    return config | {"logit_scale": metadata.number("logit_scale"), "sliding_window": window, "layer_types": types, "attention_bias": False}
-
-
-def _stablelm(metadata: Metadata) -> dict[str, Any]:
-    config = decoder_config(metadata, "StableLmForCausalLM", "stablelm")
-    return config | {
-        "partial_rotary_factor": _rotary_share(metadata, config.pop("head_dim")),
-        "use_qkv_bias": metadata.has("blk.0.attn_q.bias"),
-        "use_parallel_residual": bool(metadata.get("use_parallel_residual", False)),
-        "qk_layernorm": metadata.has("blk.0.attn_q_norm.weight"),
-    }
-
-
-def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
-    config = decoder_config(metadata, "GptOssForCausalLM", "gpt_oss")
-    if config["rope_scaling"] is not None:
-        config["rope_scaling"]["truncate"] = False
-    return config | {
-        "intermediate_size": metadata.size("expert_feed_forward_length"),
-        "num_local_experts": metadata.size("expert_count"),
-        "num_experts_per_tok": metadata.size("expert_used_count"),
-        "sliding_window": metadata.size("attention.sliding_window"),
-        "layer_types": _alternating(config["num_hidden_layers"], 2),
-        "attention_bias": True,
-    }
-
-
-def _experts(metadata: Metadata) -> dict[str, Any]:
-    return {
-        "num_experts": metadata.size("expert_count"),
-        "num_experts_per_tok": metadata.size("expert_used_count"),
-        "moe_intermediate_size": metadata.size("expert_feed_forward_length"),
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
-
-
-def _rotary_share(metadata: Metadata, head_dim: int) -> float:
-    return metadata.size("rope.dimension_count", head_dim) / head_dim
-
+_FEW = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+_MANY = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+_SIZED = {**_MANY, "moe_intermediate_size": "expert_feed_forward_length"}
+_EVERY = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+_WINDOW = {"sliding_window": "attention.sliding_window"}
+_BIAS, _NORM = "blk.0.attn_q.bias", "blk.0.attn_q_norm.weight"
+_PLAIN = {"attention_bias": False}
+_TANH = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh", **_PLAIN}
+_CAPS = {f"{name}_softcapping": f"{name}_softcapping" for name in ("attn_logit", "final_logit")}
+_SCALES = {
+    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}  # fmt: skip
+_LLAMA = Architecture("LlamaForCausalLM", "llama", tensors={"attention_bias": _BIAS, "mlp_bias": "blk.0.ffn_up.bias"})
+_MIXTRAL = Architecture("MixtralForCausalLM", "mixtral", _FEW)
+_SHARED = {**_SIZED, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
+_QWEN_MOE = Architecture("Qwen2MoeForCausalLM", "qwen2_moe", _SHARED, fixed={**_EVERY, "norm_topk_prob": False})
+_STABLELM = {"use_qkv_bias": _BIAS, "qk_layernorm": _NORM}
+_GPT_OSS = {"intermediate_size": "expert_feed_forward_length", **_FEW, **_WINDOW}
 
 ARCHITECTURES: Mapping[str, Callable[[Metadata], dict[str, Any]]] = {
     "llama": _llama,
-    "qwen2": _qwen2,
-    "qwen2moe": _qwen2_moe,
-    "qwen3": _qwen3,
-    "qwen3moe": _qwen3_moe,
-    "smollm3": _smollm3,
-    "gemma": _gemma1,
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-    "phi2": _phi2,
-    "phi3": _phi3,
+    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2").config,
+    "qwen2moe": _QWEN_MOE.config,
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", tensors={"attention_bias": _BIAS}).config,
+    "qwen3moe": Architecture(
+        "Qwen3MoeForCausalLM", "qwen3_moe", _SIZED, tensors={"attention_bias": _BIAS}, fixed={**_EVERY, "norm_topk_prob": True}
+    ).config,
+    "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", fixed={**_PLAIN, "mlp_bias": False}, more=_smollm3).config,
+    "gemma": Architecture("GemmaForCausalLM", "gemma", fixed=_TANH).config,
+    "gemma2": Architecture("Gemma2ForCausalLM", "gemma2", _WINDOW, _CAPS, fixed=_TANH, more=_gemma).config,
+    "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", _WINDOW, _CAPS, fixed=_TANH, more=_gemma).config,
+    "phi2": Architecture("PhiForCausalLM", "phi", fixed={"hidden_act": "gelu_new"}, more=_partial).config,
+    "phi3": Architecture("Phi3ForCausalLM", "phi3", more=_phi3).config,
     "gpt2": _gpt2,
-    "gpt-oss": _gpt_oss,
-    "olmo2": _olmo2,
-    "olmoe": _olmoe,
-    "granite": _granite,
-    "granitemoe": _granite,
-    "starcoder2": _starcoder2,
-    "command-r": _command_r,
-    "cohere2": _cohere2,
-    "stablelm": _stablelm,
+    "gpt-oss": Architecture("GptOssForCausalLM", "gpt_oss", _GPT_OSS, fixed={"attention_bias": True}, more=_gpt_oss).config,
+    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", fixed=_PLAIN).config,
+    "olmoe": Architecture("OlmoeForCausalLM", "olmoe", _MANY, fixed={**_PLAIN, "norm_topk_prob": False}).config,
+    "granite": Architecture("GraniteForCausalLM", "granite", numbers=_SCALES, fixed=_PLAIN).config,
+    "granitemoe": Architecture("GraniteMoeForCausalLM", "granitemoe", _FEW, _SCALES, fixed=_PLAIN).config,
+    "starcoder2": Architecture(
+        "Starcoder2ForCausalLM", "starcoder2", tensors={"use_bias": _BIAS}, fixed={"hidden_act": "gelu_pytorch_tanh"}, more=_starcoder2
+    ).config,
+    "command-r": Architecture(
+        "CohereForCausalLM", "cohere", numbers={"logit_scale": "logit_scale"}, tensors={"use_qk_norm": _NORM}, fixed=_PLAIN
+    ).config,
+    "cohere2": Architecture("Cohere2ForCausalLM", "cohere2", _WINDOW, {"logit_scale": "logit_scale"}, fixed=_PLAIN, more=_cohere2).config,
+    "stablelm": Architecture("StableLmForCausalLM", "stablelm", tensors=_STABLELM, more=_stablelm).config,
 }
 """Architectures of GGUF files, each with the maker of its configuration."""

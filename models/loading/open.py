@@ -12,10 +12,11 @@ from pagoda.models.config import sensible
 from pagoda.models.loading.gguf_config import gguf_generation_config
 from pagoda.models.loading.gguf_source import GgufModel
 from pagoda.models.loading.json_file import read_json
+from pagoda.models.loading.respelled import respelled, respelled_name
 from pagoda.models.loading.safetensors_source import SafetensorsSource, safetensors_files
 from pagoda.models.loading.sentence_transformers import KEY, WithModules, modules_of
 from pagoda.models.loading.torch_source import torch_files, torch_source
-from pagoda.models.weights import WeightSource
+from pagoda.models.weights import RenamedSource, WeightSource
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ def _gguf(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
 def _folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
     config = {**_json(path / "config.json"), **overrides}
     generation = _json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
+    if respelled(config) is not config:
+        return Checkpoint(respelled(config), generation, lambda: RenamedSource(_folder_source(path), respelled_name), str(path))
     modules = modules_of(path)
     if modules is None:
         return Checkpoint(config, generation, lambda: _folder_source(path), str(path))

@@ -29,6 +29,8 @@ def split_pair(prompt: Mapping[str, Any], facts: EncoderFacts, ids: Ids, listen:
     below = prompt.get("decoder_prompt") if "encoder_prompt" in prompt else _own_text(prompt)
     text = below.get("prompt") if isinstance(below, Mapping) and "prompt_token_ids" not in below else below
     own = started(ids(text, False) if text else (), facts) if isinstance(text, str) or not text else ids(text, False)
+    if facts.kind == "text" and isinstance(given, Mapping) and given.get("multi_modal_data"):
+        raise RequestError("this model's encoder reads text only; leave out multi_modal_data", param="multi_modal_data")
     if facts.kind == "text":
         return own, EncoderPrompt(tuple(ids(given, True)))
     media = given.get("multi_modal_data") if isinstance(given, Mapping) else None

@@ -11,7 +11,7 @@ import torch
 from pagoda import LLM, SamplingParams
 from pagoda.hal.errors import ConfigError, PagodaError, RequestError
 from pagoda.models.checkpoint import apply, inverse
-from pagoda.models.load import describe, open_checkpoint
+from pagoda.models.load import describe, open_checkpoint, support_of
 from safetensors.torch import load_file
 from tiny_checkpoints import make
 
@@ -37,6 +37,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "m2m_100": ("M2M100ForConditionalGeneration", {**SIDES, "d_model": 32, "decoder_start_token_id": 2, "activation_function": "relu"}),
     "whisper": ("WhisperForConditionalGeneration", WHISPER),
 }
+BRIDGED: dict[str, tuple[str, dict[str, Any]]] = {
+    "switch": (
+        "SwitchTransformersForConditionalGeneration",
+        {**T5, "num_experts": 4, "num_sparse_encoder_layers": 1},
+    ),
+    "blenderbot-small": ("BlenderbotSmallForConditionalGeneration", {**SIDES, "d_model": 32, "decoder_start_token_id": 2}),
+}
+"""Those that no family knows: transformers' module runs, what its encoder gave lies on pages."""
 PARAMS = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
 SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 48, "block_size": 16}
 POOL = {"kv_cache_memory_bytes": 4 << 20}
@@ -89,9 +97,11 @@ def stats(llm: LLM) -> Any:
     return llm._thread.run(llm._session.client.stats())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *BRIDGED])
 def test_requests_beside_each_other_in_chunks_answer_as_transformers_does(case: str, tmp_path: Path) -> None:
-    model = make(tmp_path, CASES[case][0], **CASES[case][1])
+    name, values = {**CASES, **BRIDGED}[case]
+    model = make(tmp_path, name, **values)
+    assert support_of(open_checkpoint(tmp_path).config) == ("native" if case in CASES else "bridge")
     asked = prompts(case)
     want = [wanted(model, prompt) for prompt in asked]
     with LLM(str(tmp_path), **SETTINGS, **POOL, max_num_batched_tokens=8) as llm:
@@ -100,9 +110,10 @@ def test_requests_beside_each_other_in_chunks_answer_as_transformers_does(case: 
         assert stats(llm).pages_used == 0
 
 
-@pytest.mark.parametrize("case", ["t5", "whisper"])
+@pytest.mark.parametrize("case", ["t5", "whisper", "switch"])
 def test_preempted_requests_find_or_repeat_what_their_encoder_gave(case: str, tmp_path: Path) -> None:
-    model = make(tmp_path, CASES[case][0], **CASES[case][1])
+    name, values = {**CASES, **BRIDGED}[case]
+    model = make(tmp_path, name, **values)
     asked = prompts(case)
     want = [wanted(model, prompt) for prompt in asked]
     preemptions = 0
@@ -154,12 +165,16 @@ def test_turned_round_the_rules_give_the_names_and_numbers_on_disk(case: str, tm
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     make(tmp_path / "whisper", *CASES["whisper"][:1], **CASES["whisper"][1])
     make(tmp_path / "llama", "Llama")
+    make(tmp_path / "t5", *CASES["t5"][:1], **CASES["t5"][1])
     with LLM(str(tmp_path / "whisper"), **SETTINGS, **POOL) as llm:
         for sound, words in ((np.zeros((10, 60), np.float32), "makes 30 tokens"), (np.zeros((7, 20), np.float32), r"shape \[7, 20\]")):
             with pytest.raises(PagodaError, match=words):
                 llm.generate(pair("whisper", sound, [3]), PARAMS, use_tqdm=False)
         with pytest.raises(RequestError, match="given nothing"):
             llm.generate({"prompt_token_ids": [3]}, PARAMS, use_tqdm=False)
+    image = {"prompt_token_ids": [3, 4], "multi_modal_data": {"image": np.zeros((3, 8, 8), np.float32)}}
+    with LLM(str(tmp_path / "t5"), **SETTINGS, **POOL) as llm, pytest.raises(RequestError, match="leave out multi_modal_data"):
+        llm.generate(image, PARAMS, use_tqdm=False)
     with LLM(str(tmp_path / "llama"), **SETTINGS, **POOL) as llm, pytest.raises(RequestError):
         llm.generate(pair("t5", ids(0, 4), [3]), PARAMS, use_tqdm=False)
     with pytest.raises(ConfigError, match="no room for adapters"):
