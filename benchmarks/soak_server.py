@@ -6,8 +6,8 @@ First the default model's server stands alone on the machine: its time to the fi
 rate that it can do, of lengths as in people's conversations (`first_tokens.py` measures short ones too). Then five servers are soaked
 together: the default model's generates (gRPC too), those of tiny models embed, score, see and hear. Every half a minute a line says how
 far it is. `holds` of the report says of each demand whether it was met, and the exit code is 0 where all were: no page leaked, no request
-stuck (left in a server, or without an answer for `--patience` seconds), memory flat (PSS of all processes of each server, by the slope
-after the first two fifths), at half capacity a p99 to the first token within `--ttft-ratio` of the idle one, and nothing else wrong: no
+stuck (left in a server, or without an answer for `--patience` seconds), memory flat (what the processes of each server keep after the
+first two fifths, by PSS), at half capacity a p99 to the first token within `--ttft-ratio` of the idle one, and nothing else wrong: no
 answer wrong or lost, no server ended, no traceback in a log.
 """
 
@@ -45,6 +45,8 @@ MIB = 1 << 20
 KINDS = ("generate", "embed", "score", "see", "hear")
 POINTS = 60
 """Of memory, over a run."""
+FEW = 4
+"""Points of which the least tells what is kept."""
 QUERIES = {f"model.layers.{layer}.self_attn.q_proj": (576, 576) for layer in range(30)}
 """What an adapter of the default model changes."""
 
@@ -68,15 +70,24 @@ class Memory:
                     self.parts.setdefault(kind, {}).setdefault(pid, []).append(round(of_process / MIB, 1))
 
     def report(self, minutes: float) -> dict[str, dict[str, Any]]:
-        """By server: the slope after the first two fifths, and what it comes to over the rest of the run as a share."""
+        """By server, what its processes keep after the first two fifths: how much more by the end, as a share and an hour's."""
         found = {}
         for kind, points in self.points.items():
-            rest = points[2 * len(points) // 5 :]
-            slope, start = statistics.linear_regression(range(len(rest)), rest) if len(rest) > 1 else (0.0, 1.0)
-            hourly = round(slope * len(points) / minutes * 60, 2)
-            found[kind] = {"mib_per_hour": hourly, "growth": round(slope * (len(rest) - 1) / start, 4), "mib": points}
-            found[kind]["processes"] = list(self.parts[kind].values())
+            settled = 2 * len(points) // 5
+            # A process that begins later (a compiler of grammars, when it is first asked for) is not ready at its first point.
+            rests = [each[settled if len(each) == len(points) else 1 :] for each in self.parts[kind].values()]
+            risen = sum(rise(rest) for rest in rests)
+            hourly = round(risen / (minutes * (len(points) - settled) / len(points)) * 60, 2)
+            growth = round(risen / statistics.median(points[settled:]), 4)
+            found[kind] = {"mib_per_hour": hourly, "growth": growth, "mib": points, "processes": list(self.parts[kind].values())}
         return found
+
+
+def rise(points: list[float]) -> float:
+    """By how much what is kept rises from the first of `points` to the last, by a line through the least of every few: what a request
+    takes and gives back comes on top of it, at times half as much again."""
+    least = [min(points[k : k + FEW]) for k in range(0, len(points) - FEW + 1, FEW)]
+    return statistics.linear_regression(range(len(least)), least).slope * (len(least) - 1) if len(least) > 1 else 0.0
 
 
 def pss(pid: int) -> dict[int, int]:
