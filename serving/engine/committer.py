@@ -15,6 +15,8 @@ from pagoda.serving.engine.pooling import Pooled
 from pagoda.serving.engine.sequence import Request, Sequence
 from pagoda.serving.engine.speculation import take_accepted
 
+_AN = {"image": "an image", "video": "a video", "audio": "a sound"}
+
 
 class _Sampled(NamedTuple):
     """Rows that gave tokens which count: slots, newest tokens, index among the step's sampled rows, whether the sequence ends, and
@@ -177,12 +179,14 @@ class Committer:
     def _fail_unseen(self, result: StepResult) -> list[RequestDelta]:
         """Before pages are indexed: those of requests with such an item hold nothing."""
         failed = []
-        for digest, why in result.unseen.items():
+        for digest, (why, refused) in result.unseen.items():
             assert self._ledger.media is not None
             self._ledger.media.lose(digest)
-            blind = {s.request.id: s.request for s in self._ledger.running if any(item.digest == digest for item in s.request.source.media)}
-            told = f"the model's encoder failed on an image of this request: {why}"
-            failed += [end_request(self._ledger, request, FinishReason.ERROR, told) for request in blind.values()]
+            brought = {s.request.id: (s.request, i) for s in self._ledger.running for i in s.request.source.media if i.digest == digest}
+            for request, item in brought.values():
+                told = f"the model's encoder failed on {_AN.get(item.modality, 'an item')} of this request: {why}"
+                request.failure = f"{told}; send another" if refused else None
+                failed.append(end_request(self._ledger, request, FinishReason.ERROR, told))
         return failed
 
     def _take_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:

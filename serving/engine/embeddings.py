@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,10 +13,13 @@ from pagoda.hal.memory import MemoryKind
 from pagoda.models.media import EMBEDS, Encoder, EncoderInput, MediaFacts
 from pagoda.models.media_tensors import array_of, tensor_of
 from pagoda.models.model import Model
-from pagoda.serving.engine.plan import Admission, EncodeJob, LongArray, MediaPlan, StepPlan
+from pagoda.serving.engine.plan import Admission, EncodeJob, LongArray, MediaPlan, StepPlan, Unseen
 from pagoda.serving.engine.rare_columns import Extras
 
 log = logging.getLogger("pagoda.engine")
+
+_SIZES = r"(?i)\b(shapes?|sizes?|dim(ension)?s?|elements?|index|indices|stride|range|negative|empty|kernel size|input)\b"
+"""Words of torch about tensors that do not fit each other."""
 
 EMBEDDING_BYTES = 256 << 20
 """Most bytes of embeddings that are kept."""
@@ -39,7 +43,7 @@ class EmbeddingStore:
         if self._positions is not None:
             self._positions.admit(admission)
 
-    def encode(self, model: Model, plan: MediaPlan) -> dict[bytes, str]:
+    def encode(self, model: Model, plan: MediaPlan) -> dict[bytes, Unseen]:
         """Fill rows with the embeddings of new items. Returns why some could not be made, by digest: those rows are zeros."""
         if not plan.jobs:
             return {}
@@ -63,14 +67,14 @@ class EmbeddingStore:
         rows[:, : given.shape[1]] = given
         self.rows[torch.from_numpy(np.concatenate([job.rows for job in jobs])).to(self.rows.device)] = rows.to(self.rows.device)
 
-    def _try(self, encoder: Encoder, job: EncodeJob) -> str | None:
+    def _try(self, encoder: Encoder, job: EncodeJob) -> Unseen | None:
         try:
             self._fill(encoder, [job])
             return None
         except Exception as error:  # whatever an encoder makes of what a client sent
             log.exception("an encoder failed")
             self.rows[torch.from_numpy(job.rows).to(self.rows.device)] = 0
-            return f"{type(error).__name__}: {error}"
+            return Unseen(f"{type(error).__name__}: {error}", _of_the_item(error))
 
     def _fill(self, encoder: Encoder, jobs: Sequence[EncodeJob]) -> None:
         made = encoder.forward([self._input(job) for job in jobs])
@@ -90,6 +94,15 @@ class EmbeddingStore:
         tensors = {name: tensor_of(numbers).to(there) for name, numbers in job.tensors.items()}
         cast = {name: t.to(self.rows.dtype) if t.is_floating_point() else t for name, t in tensors.items()}
         return EncoderInput(torch.tensor(job.tokens, device=there), cast)
+
+
+def _of_the_item(error: Exception) -> bool:
+    """Whether an encoder fails so at sizes that it was not made for, wherever it runs; what a device says of itself is another matter."""
+    if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
+        return False
+    return isinstance(error, ValueError | LookupError | TypeError | ArithmeticError | AssertionError) or (
+        isinstance(error, RuntimeError) and re.search(_SIZES, str(error)) is not None
+    )
 
 
 class Positions:

@@ -66,6 +66,13 @@ class Placement(NamedTuple):
     adapter: int
 
 
+class Unseen(NamedTuple):
+    """Why an item could not be encoded, and whether that is the item's own fault rather than the device's."""
+
+    why: str
+    refused: bool
+
+
 class EncodeJob(NamedTuple):
     """Before the step, an item is encoded into `rows` `[n]` of the embedding store.
 
@@ -233,7 +240,7 @@ class StepResult:
     bad_rows: tuple[int, ...] = ()
     in_place: IntArray | None = None
     pooled: dict[int, FloatArray] = field(default_factory=dict)
-    unseen: dict[bytes, str] = field(default_factory=dict)
+    unseen: dict[bytes, Unseen] = field(default_factory=dict)
     captures: Captures | None = None
 
 

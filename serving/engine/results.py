@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from pagoda.hal.device import Device
 from pagoda.hal.stream import Event, Stream
-from pagoda.serving.engine.plan import BoolArray, Captures, IntArray, LongArray, RowLogprobs, StepPlan, StepResult
+from pagoda.serving.engine.plan import BoolArray, Captures, IntArray, LongArray, RowLogprobs, StepPlan, StepResult, Unseen
 from pagoda.serving.engine.sampler import Logprobs, Sampled
 from pagoda.serving.engine.samples import Accepted, Samples, accepted
 
@@ -44,7 +44,7 @@ class Pending:
     logprob_rows: LongArray
     prompts: tuple[PromptLogprobs, ...]
     scored: bool = False
-    unseen: dict[bytes, str] = field(default_factory=dict)
+    unseen: dict[bytes, Unseen] = field(default_factory=dict)
     captures: Captures | None = None
 
     @property

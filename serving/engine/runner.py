@@ -33,7 +33,7 @@ from pagoda.serving.engine.layout import HEADER_WORDS
 from pagoda.serving.engine.leftovers import Leftovers
 from pagoda.serving.engine.pages import Pages
 from pagoda.serving.engine.params import LogprobsMode
-from pagoda.serving.engine.plan import CaptureReport, Captures, PageCopies, RunnerFacts, StepPlan, StepResult
+from pagoda.serving.engine.plan import CaptureReport, Captures, PageCopies, RunnerFacts, StepPlan, StepResult, Unseen
 from pagoda.serving.engine.rare_columns import EDIT_BUCKETS
 from pagoda.serving.engine.results import Pending, PromptLogprobs, ResultCopier
 from pagoda.serving.engine.sampler import Logprobs, Sampled, Sampler
@@ -279,9 +279,9 @@ class Runner:
         """Bytes in use by purpose."""
         return dict(self.device.memory.stats().used)
 
-    def _prepare(self, plan: StepPlan) -> dict[bytes, str]:
+    def _prepare(self, plan: StepPlan) -> dict[bytes, Unseen]:
         """What goes before the forward. Returns `StepResult.unseen`."""
-        unseen: dict[bytes, str] = {}
+        unseen: dict[bytes, Unseen] = {}
         for placement in plan.placements:
             assert self._adapters is not None
             self._adapters.place(self._forward.model.adapters, placement)

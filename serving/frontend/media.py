@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 from pagoda.hal.errors import RequestError
 from pagoda.models.loading.json_file import read_json
 from pagoda.models.media import MediaItem, MediaPositions
@@ -61,14 +62,20 @@ class MediaProcessor:
             sounds = media["audio"]
             given["audio"] = [sound_of(one) for one in (sounds if isinstance(sounds, list) else [sounds])]
             given["sampling_rate"] = RATE
+        processor, reader = self._processor, self._reader
         if not isinstance(prompt, str):
-            prompt = self._processor.tokenizer.decode(prompt)
+            prompt = processor.tokenizer.decode(prompt)
         try:
-            made = self._processor(text=[prompt], **given, return_tensors="pt", add_special_tokens=special)
+            made = processor(text=[prompt], **given, return_tensors="pt", add_special_tokens=special)
+            ids = made.pop("input_ids")[0].tolist()
+            read: Read = (ids, *reader.read(ids, made))
+        except RequestError:
+            raise
         except Exception as error:  # whatever a processor raises is about what it was given
             raise RequestError(f"the model's processor refuses this prompt: {type(error).__name__}: {error}", param=MEDIA) from error
-        ids = made.pop("input_ids")[0].tolist()
-        return (ids, *self._reader.read(ids, made))
+        for item in read[1]:
+            _check_finite(item)
+        return read
 
     @cached_property
     def _reader(self) -> MediaReader:
@@ -83,6 +90,14 @@ class MediaProcessor:
 def _tools() -> Any:
     """The module that knows transformers, which a process without pictures does not pay for."""
     return import_module("pagoda.models.bridge.prompt")
+
+
+def _check_finite(item: MediaItem) -> None:
+    for numbers in item.tensors.values():
+        if numbers.dtype.startswith("float") and not np.isfinite(np.frombuffer(numbers.data, numbers.dtype)).all():
+            raise RequestError(
+                f"the model's processor makes numbers of this {item.modality} that are not finite; send another", param=MEDIA
+            )
 
 
 def _videos(given: Any) -> list[Any]:

@@ -15,6 +15,12 @@ from pagoda.serving.frontend.spectrum import HOP, RATE, Samples, log_mel
 
 SEARCHED = 1.0
 """Seconds at the end of a window in which the quietest place to cut is looked for."""
+LONGEST = 4 * 3600
+"""Seconds of a sound."""
+MOST_SAMPLES = 1 << 28
+"""Of a sound, at its own rate."""
+BLOCK = 1 << 20
+"""Samples, of all channels, that are decoded at a time."""
 QUIET = 400
 """Samples whose loudness is compared."""
 
@@ -43,6 +49,8 @@ def heard(sound: Any, facts: EncoderFacts) -> EncoderPrompt:
 
 
 def as_input(values: NDArray[np.float32]) -> EncoderPrompt:
+    if not np.isfinite(values).all():
+        raise RequestError("the sound, or what its loudness comes to, holds numbers that are not finite", param="audio")
     return EncoderPrompt(features=values.astype("<f4").tobytes(), shape=tuple(values.shape))
 
 
@@ -66,19 +74,33 @@ def decoded(content: bytes) -> Samples:
         raise RequestError("the file is empty; send a sound", param="file")
     soundfile = _package("soundfile")
     try:
-        samples, rate = soundfile.read(BytesIO(content), dtype="float32", always_2d=True)
+        with soundfile.SoundFile(BytesIO(content)) as file:
+            rate, frames = file.samplerate, file.frames
+            _check_length(frames, rate)
+            blocks = [block.mean(1) for block in file.blocks(BLOCK, dtype="float32", always_2d=True, frames=frames)]
     except soundfile.LibsndfileError as error:
         raise RequestError(f"the file cannot be decoded: {error}; send wav, flac, ogg or mp3", param="file") from None
-    return resampled(samples.mean(1), rate)
+    return resampled(np.concatenate([np.zeros(0, np.float32), *blocks]), rate)
 
 
 def resampled(samples: Samples, rate: int) -> Samples:
     """At RATE; several channels `[samples, channels]` become their mean."""
     samples = samples.mean(1) if samples.ndim == 2 else samples
+    _check_length(len(samples), rate)
+    if not np.isfinite(samples).all():
+        raise RequestError("the sound holds samples that are not finite", param="file")
     if rate == RATE:
         return samples
     made: Samples = _package("soxr").resample(samples, rate, RATE)
     return made.astype(np.float32)
+
+
+def _check_length(samples: int, rate: int) -> None:
+    """Before there is memory for them: a header may promise anything, and what is silent takes few bytes."""
+    if not samples:
+        raise RequestError("the sound has no samples; send a longer one", param="file")
+    if rate < 1 or samples > rate * LONGEST or samples > MOST_SAMPLES:
+        raise RequestError(f"the sound has {samples} samples at {rate} Hz; at most {LONGEST // 3600} hours are taken: cut it", param="file")
 
 
 def pieces(samples: Samples, longest: int) -> Iterator[Piece]:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import torch
 import transformers
+from toy_process import SERVE, SMALL_POOL, ServerProcess
 
 TEXTS = [
     "The capital of France is Paris. The capital of Italy is Rome.",
@@ -52,6 +53,25 @@ def test_scores_are_those_of_the_dequantised_model(server, reference):
                 first, second = rows[at].topk(2).values.tolist()
                 if first - second > 0.05:
                     assert (value == max(best.values())) == (int(rows[at].argmax()) == one[at + 1])
+
+
+PLAIN = [flag for op in ("gemm_gguf", "embedding_gguf", "paged_attention") for flag in ("--kernel", f"{op}=reference")]
+"""Kernels that make float32 of the stored weights, and stay there."""
+
+
+@pytest.mark.heavy
+def test_with_weights_dequantised_on_both_sides_they_part_by_rounding_alone(reference, default_model_here, require):
+    require("default model", default_model_here)
+    command = [*SERVE, *SMALL_POOL, "--dtype", "float32", *PLAIN, "--disable-access-log"]
+    with ServerProcess(command, patience=180) as plain:
+        ids = [httpx.post(f"{plain.where}/tokenize", json={"prompt": text}).json()["tokens"] for text in TEXTS]
+        body = {"prompt": ids, "echo": True, "max_tokens": 0, "logprobs": 1, "temperature": 0}
+        choices = httpx.post(f"{plain.where}/v1/completions", json=body, timeout=120).json()["choices"]
+    for one, choice in zip(ids, sorted(choices, key=lambda choice: choice["index"]), strict=True):
+        wanted, _ = scores(reference, one)
+        got = choice["logprobs"]["token_logprobs"][1:]
+        # thirty layers of sums in another order: 2e-5 was the most seen
+        assert got == pytest.approx(wanted, abs=1e-4, rel=0)
 
 
 def test_the_tokenizer_can_be_used_from_afar(server):
