@@ -14,6 +14,7 @@ from pagoda.serving.frontend.gguf_tokenizer import load_gguf
 from pagoda.serving.frontend.ids_only import IdsOnly
 from pagoda.serving.frontend.parsers.answers import AnswerFormat
 from pagoda.serving.frontend.parsers.choose import choose
+from pagoda.serving.frontend.parsers.events import Hints
 from pagoda.serving.frontend.text import TextFrontend
 from pagoda.serving.frontend.tokenizer import Tokenizer, load_folder
 
@@ -59,9 +60,10 @@ def load_text(
     if chat_template is not None:
         sources = {"default": template_source(chat_template)}
     shown = "\n".join(sources.values())
+    hints = Hints(tokenizer.added_tokens, tokenizer.response_template)
     answers = AnswerFormat(
-        choose("tools", tool_call_parser, shown, tool_parser_plugin, tokenizer.added_tokens),
-        choose("reasoning", reasoning_parser, shown, reasoning_parser_plugin, tokenizer.added_tokens),
+        choose("tools", tool_call_parser, shown, tool_parser_plugin, hints),
+        choose("reasoning", reasoning_parser, shown, reasoning_parser_plugin, hints),
     )
     if not sources:
         return TextFrontend(tokenizer, None, answers)

@@ -25,12 +25,14 @@ class Tokenizer:
         special_tokens: "bos_token" → "<s>" and so on, those that the checkpoint names; chat templates see them as variables.
         eos_ids: tokens that end a generation.
         chat_templates: "default" and further named Jinja sources; empty for base models.
+        response_template: the checkpoint's own description of its answers, in transformers' form; None where it has none.
     """
 
     core: tokenizers.Tokenizer
     special_tokens: dict[str, str] = field(default_factory=dict)
     eos_ids: tuple[int, ...] = ()
     chat_templates: dict[str, str] = field(default_factory=dict)
+    response_template: dict[str, Any] | None = None
     special_ids: frozenset[int] = field(init=False, repr=False)
     vocab_size: int = field(init=False)
     _pieces: Pieces = field(init=False, repr=False)
@@ -116,7 +118,9 @@ def load_folder(folder: Path) -> Tokenizer:
     config = _read_json(folder / "tokenizer_config.json")
     special = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
     _add_missing_tokens(core, config, special)
-    return Tokenizer(core, special, _eos_ids(folder, core, special), _chat_templates(folder, config))
+    response = config.get("response_template")
+    described = response if isinstance(response, dict) else None
+    return Tokenizer(core, special, _eos_ids(folder, core, special), _chat_templates(folder, config), described)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from call_writers import M3, THOUGHTS, WRITERS, Call
 from pagoda.hal.errors import ConfigError
 from pagoda.serving.frontend.parsers.answers import AnswerFormat
 from pagoda.serving.frontend.parsers.choose import BUILT_IN, choose, families
-from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Content, Context, Event, Reasoning
+from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Content, Context, Event, Hints, Reasoning
 from pagoda.serving.frontend.parsers.pairs import suffix_in
 from pagoda.serving.frontend.parsers.tagged import from_text, types_of, valued
 
@@ -102,7 +102,7 @@ def letters(name: str) -> Call:
 
 
 def test_every_family_of_calls_behind_a_text_has_a_writer() -> None:
-    bare = {"llama3_json", "json", "xlam", "pythonic"}
+    bare = {"llama3_json", "json", "xlam", "pythonic", "hf"}
     for family in families("tools"):
         assert bare & set(family.names) or set(WRITERS) & set(family.names), family.names
 
@@ -334,7 +334,7 @@ def test_a_suffix_of_hunyuans_tags() -> None:
     words = ["<|bos|>", "<think:a+b>", "</think:a+b>", "<tool_calls:a+b>"]
     assert suffix_in(words) == ":a+b" and suffix_in(["<think>", "<x:y>"]) == ""
     for name in ("hy_v3", "hy_v4"):
-        form = AnswerFormat(choose("tools", name, "", words=words), choose("reasoning", name, "", words=words))
+        form = AnswerFormat(choose("tools", name, "", hints=Hints(words)), choose("reasoning", name, "", hints=Hints(words)))
         text = WRITERS[name].write([PLAIN, NESTED])
         for tag in ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value"):
             text = text.replace(f"{tag}>", f"{tag}:a+b>")

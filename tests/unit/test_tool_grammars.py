@@ -14,7 +14,7 @@ from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.structured import StructuredOutputsParams
 from pagoda.serving.frontend.parsers.answers import AnswerFormat
 from pagoda.serving.frontend.parsers.choose import choose, families
-from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Content, Context, Event, Family
+from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Content, Context, Event, Family, Hints
 from pagoda.serving.frontend.parsers.harmony import HARMONY
 from pagoda.serving.frontend.parsers.thinking import THINK
 from pagoda.serving.frontend.structured.answers import ToolRule, answer_structure
@@ -32,7 +32,7 @@ SCHEMAS = {
     "stop": {"type": "object", "properties": {"now": {"type": "boolean"}}, "required": ["now"]},
 }
 TOOLS = [OfferedTool(name, schema) for name, schema in SCHEMAS.items()]
-FAMILIES = {family.names[0]: family for family in families("tools") if not family.shapes[0].final}
+FAMILIES = {family.names[0]: family for family in families("tools") if family.shapes and not family.shapes[0].final}
 JSON_FAMILIES = sorted(name for name, family in FAMILIES.items() if family.shapes[0].style == "json")
 MARKS = ("[TOOL_CALLS]", "<|tool_call|>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>")
 
@@ -221,7 +221,7 @@ def test_calls_in_messages(name: str, special: bool, tmp_path: Path) -> None:
 
 def test_suffixes_are_in_the_grammar(plain: Tokenizer, make: Make) -> None:
     for name in ("hy_v3", "hy_v4"):
-        family = choose("tools", name, "", words=["<arg_key:x1>"])
+        family = choose("tools", name, "", hints=Hints(["<arg_key:x1>"]))
         made = answer_structure(None, TOOLS, ToolRule(True), AnswerFormat(family), plain, "")
         assert made is not None and family is not None
         grammar, separator = make(plain)(made), "<tool_sep:x1>" if name == "hy_v3" else ""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Literal
 
 from pagoda.hal.errors import ConfigError
-from pagoda.serving.frontend.parsers.events import Family
+from pagoda.serving.frontend.parsers.events import NO_HINTS, Family, Hints
 from pagoda.serving.frontend.parsers.gemma import FUNCTION_GEMMA, GEMMA4, GEMMA4_REASONING
 from pagoda.serving.frontend.parsers.granite import GRANITE, GRANITE_REASONING
 from pagoda.serving.frontend.parsers.harmony import HARMONY, HARMONY_REASONING
@@ -53,6 +52,7 @@ from pagoda.serving.frontend.parsers.tagged import (
     SEED,
     STEP3,
 )
+from pagoda.serving.frontend.parsers.template import HF, HF_THOUGHTS
 from pagoda.serving.frontend.parsers.thinking import APPEND_THINK, DEEPSEEK_THOUGHTS, KIMI_THOUGHTS, THINK
 
 GROUP = "pagoda.parsers"
@@ -61,10 +61,11 @@ GROUP = "pagoda.parsers"
 BUILT_IN = (
     *(HARMONY, MUSE, INKLING, KIMI3, MINIMAX3, HORIZON, PLAMO, GIGACHAT, DOTS, DEEPSEEK_V4, DEEPSEEK_V41, DEEPSEEK_V32, HUNYUAN3, HUNYUAN4),
     *(GEMMA4, FUNCTION_GEMMA, COHERE, INTERNLM, LONGCAT, NEMOTRON, APERTUS, KIMI, STEP3, SEED, MINIMAX, GLM, MINICPM5),
-    *(DEEPSEEK, MISTRAL, PHI, GRANITE, LLAMA3, LFM2, OLMO3, JAMBA, PYTHONIC, QWEN_CODER, HERMES, MIMO, JSON, XLAM),
+    *(DEEPSEEK, MISTRAL, PHI, GRANITE, LLAMA3, LFM2, OLMO3, JAMBA, PYTHONIC, QWEN_CODER, HERMES, MIMO, JSON, XLAM, HF),
     *(HARMONY_REASONING, MUSE_REASONING, INKLING_REASONING, KIMI3_REASONING, MINIMAX3_REASONING, HORIZON_THOUGHTS, PLAMO_REASONING),
     *(DEEPSEEK_THOUGHTS, HUNYUAN_THOUGHTS, GEMMA4_REASONING, COHERE4_REASONING, COHERE_REASONING, HUNYUAN_REASONING, ERNIE_REASONING),
     *(SEED_REASONING, LONGCAT_REASONING, APERTUS_REASONING, MISTRAL_REASONING, GRANITE_REASONING, KIMI_THOUGHTS, THINK, APPEND_THINK),
+    HF_THOUGHTS,
 )
 """The first whose sign a template holds is taken: families with rarer signs stand before those with common ones."""
 
@@ -80,23 +81,26 @@ def families(kind: Kind, plugin: str | None = None) -> tuple[Family, ...]:
     return tuple(family for family in (*strangers, *BUILT_IN) if family.kind == kind)
 
 
-def choose(kind: Kind, wanted: str, template: str, plugin: str | None = None, words: Sequence[str] = ()) -> Family | None:
+def choose(kind: Kind, wanted: str, template: str, plugin: str | None = None, hints: Hints = NO_HINTS) -> Family | None:
     """The family for a flag's value and a checkpoint's templates; None is no parser.
 
     Args:
-        plugin: a Python file with further ones. words: the vocabulary's added tokens, which say how some families spell their marks.
+        plugin: a Python file with further ones. hints: what the checkpoint's tokenizer says, by which some families spell their marks.
 
-    `auto` goes by the template; one that shows tools in a way that none of ours claims gets plain JSON.
+    `auto` goes by the template, then by the tokenizer's own description; what shows tools in a way that none of ours has gets plain JSON.
     Raises `ConfigError` for a name that there is not.
     """
-    found = None if wanted == "none" else _find(kind, wanted, template, plugin)
-    return found.fitted(words) if found is not None and found.fitted is not None else found
+    found = None if wanted == "none" else _find(kind, wanted, template, plugin, hints)
+    return found.fitted(hints) if found is not None and found.fitted is not None else found
 
 
-def _find(kind: Kind, wanted: str, template: str, plugin: str | None) -> Family | None:
+def _find(kind: Kind, wanted: str, template: str, plugin: str | None, hints: Hints) -> Family | None:
     known = families(kind, plugin)
     if wanted == "auto":
         found = next((family for family in known if family.signed(template)), None)
+        field = "tool_calls" if kind == "tools" else "thinking"
+        if found is None and hints.response is not None and field in hints.response.get("fields", {}):
+            return HF if kind == "tools" else HF_THOUGHTS
         return found or (JSON if kind == "tools" and "tools" in template else None)
     for family in known:
         if wanted in family.names:

@@ -34,6 +34,7 @@ class CallArguments(NamedTuple):
     text: str
 
 
+Kind = type[Content] | type[Reasoning]
 Event = Content | Reasoning | CallName | CallArguments
 
 
@@ -57,6 +58,16 @@ class Context:
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prompt_end: str = ""
     forced: bool = False
+
+
+class Hints(NamedTuple):
+    """What a checkpoint's tokenizer says of its answers: its added tokens, and its own description of them, where it has one."""
+
+    words: Sequence[str] = ()
+    response: Mapping[str, Any] | None = None
+
+
+NO_HINTS = Hints()
 
 
 def new_call_id() -> str:
@@ -108,7 +119,7 @@ class Family:
         call_id: a new id for a tool call, of the form that the family's templates take.
         shapes: for a grammar of calls; the first that suits the vocabulary counts, and without any no call can be forced.
         opens, closes: around reasoning. counted: the same where it is part of the answer's form, so that only a budget looks for it.
-        fitted: the same for a checkpoint whose vocabulary has these added tokens, where that changes how marks are spelled.
+        fitted: the same for a checkpoint, where that says how marks are spelled.
     """
 
     kind: Literal["tools", "reasoning"]
@@ -121,7 +132,7 @@ class Family:
     opens: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
     counted: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    fitted: Callable[[Sequence[str]], Family] | None = None
+    fitted: Callable[[Hints], Family] | None = None
 
     def signed(self, template: str) -> bool:
         """Whether a chat template is of this family."""

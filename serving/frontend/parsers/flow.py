@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Content, Context, Event, Parser, Reasoning
+from pagoda.serving.frontend.parsers.events import CallArguments, CallName, Content, Context, Event, Kind, Parser
 
 T = TypeVar("T")
 Script = Generator[None, None, T]
@@ -68,14 +68,15 @@ class Flow:
         """Whether what is cut off now belongs to calls."""
         return self.calls > 0 or self.context.forced
 
-    def release(self) -> None:
+    def release(self, kind: Kind | None = Content) -> None:
         if self.ended and self.calling and self._held is not None:
             return self.cut()
         held, self._held = self._held, None
-        self.say(Content, held or "")
+        self.say(kind, held or "")
 
-    def say(self, kind: type[Content] | type[Reasoning], text: str) -> None:
-        if text:
+    def say(self, kind: Kind | None, text: str) -> None:
+        """None: to nobody."""
+        if text and kind is not None:
             self.events.append(kind(text))
 
     def call(self, name: str) -> None:
@@ -121,7 +122,7 @@ class Flow:
                 return None
         return self.take(at)
 
-    def plain(self, kind: type[Content] | type[Reasoning], *marks: str) -> Script[str]:
+    def plain(self, kind: Kind | None, *marks: str) -> Script[str]:
         """Say all text up to the first mark, and read that; empty at the end of the answer.
 
         What is still held comes first. The mark, and the space before it, are not said but held.

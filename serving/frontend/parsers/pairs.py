@@ -150,7 +150,7 @@ def _hunyuan(name: str, separator: str, suffix: str = "") -> Family:
         signs=(("<tool_sep", "<arg_key"),) if separator else (("<tool_calls", "<arg_key"),),
         marks=pairs.marks,
         shapes=(CallShape(pairs.call[0], "NAME" + pairs.separator, pairs.call[1], bare_name=True, style="pairs", suffix=suffix, **around),),
-        fitted=lambda words: _hunyuan(name, separator, suffix_in(words)),
+        fitted=lambda hints: _hunyuan(name, separator, suffix_in(hints.words)),
     )
 
 
@@ -172,7 +172,7 @@ def _hunyuan_thoughts(suffix: str = "") -> Family:
         marks=tags,
         opens=(opens,),
         closes=(closes,),
-        fitted=lambda words: _hunyuan_thoughts(suffix_in(words)),
+        fitted=lambda hints: _hunyuan_thoughts(suffix_in(hints.words)),
     )
 
 
