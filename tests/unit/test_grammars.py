@@ -18,6 +18,7 @@ from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.structured import StructuredOutputsParams, Thinking
 from pagoda.serving.frontend.structured import compile_child, guidance_backend
+from pagoda.serving.frontend.structured import maker as maker_module
 from pagoda.serving.frontend.structured.guidance_backend import GuidanceMatcher
 from pagoda.serving.frontend.structured.maker import GrammarMaker
 from pagoda.serving.frontend.structured.vocabulary import vocabulary_of
@@ -161,6 +162,23 @@ def test_a_grammar_that_takes_too_long_is_given_up_and_others_go_on(
     monkeypatch.setattr(compile_child, "COMPILE_SECONDS", 100.0)
     assert accepts(made(StructuredOutputsParams(regex="ab?")), tokenizer, "a")
     assert accepts(made(StructuredOutputsParams(regex="a[bc]")), tokenizer, "ac")
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
+def test_grammars_are_kept_as_long_as_there_is_room(backend: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = maker(tokenizer, backend), [StructuredOutputsParams(regex=f"a{{{n}}}") for n in range(1, 6)]
+    first = made(asked[0])
+    assert made(asked[0]) is first
+    one = made._cached
+    assert one > 0
+    monkeypatch.setattr(maker_module, "CACHED_BYTES", 3 * one + one // 2)
+    rest = [made(each) for each in asked[1:]]
+    assert made._cached == sum(each.nbytes for each in made._cache.values()) <= 3 * one + one // 2
+    assert made(asked[4]) is rest[3]
+    assert made(asked[0]) is not first  # the longest unused, and made again
+    monkeypatch.setattr(maker_module, "CACHED_BYTES", one // 2)
+    assert accepts(made(asked[2]), tokenizer, "aaa")  # alone above the bound
+    assert (made._cached, len(made._cache)) == (0, 0)
 
 
 WIDE = {"type": "object", "properties": {f"p{i}": {"type": "number"} for i in range(600)}}

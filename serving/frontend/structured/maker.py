@@ -36,11 +36,13 @@ from pagoda.serving.frontend.structured.tags import (
     tag_with_schemas,
 )
 from pagoda.serving.frontend.structured.vocabulary import Vocabulary, vocabulary_of
-from pagoda.serving.frontend.structured.xgrammar_backend import Writing, choice_grammar, load, token_info
+from pagoda.serving.frontend.structured.xgrammar_backend import Compiled, Writing, choice_grammar, load, token_info
 from pagoda.serving.frontend.text import Tokenizer
 
 CACHED = 256
-"""Compiled grammars that are kept, the least recently used ones go first."""
+CACHED_BYTES = 512 << 20
+"""Compiled grammars that are kept, and what they may hold together (of 49,000 tokens one holds 2.5 MiB or more); the least recently used
+ones go first."""
 
 
 class Way(NamedTuple):
@@ -57,7 +59,8 @@ class GrammarMaker:
     def __init__(self, config: StructuredOutputsConfig, tokenizer: Callable[[], Tokenizer], vocab: int) -> None:
         self._made: dict[str, Any] = {}
         self._config, self._load, self._vocab = config, tokenizer, vocab
-        self._cache: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
+        self._cache: OrderedDict[StructuredOutputsParams, Compiled] = OrderedDict()
+        self._cached = 0
         self._lock, self._making = Lock(), RLock()
 
     def __call__(self, asked: StructuredOutputsParams) -> Grammar:
@@ -65,19 +68,26 @@ class GrammarMaker:
             return partial(AfterThinking, Anything, asked.thinking, self._vocabulary) if asked.thinking is not None else Anything
         key = replace(asked, thinking=None, origin="")
         with self._lock:
-            grammar = self._cache.get(key)
-        if grammar is None:
-            grammar = self._compile(asked)
-        with self._lock:
-            self._cache[key] = grammar
-            self._cache.move_to_end(key)
-            while len(self._cache) > CACHED:
-                self._cache.popitem(last=False)
+            made = self._cache.get(key)
+        if made is None:
+            made = self._compile(asked)
+        self._keep(key, made)
+        grammar = made.grammar
         if asked.thinking is None or (self._config.enable_in_reasoning and asked.thinking.budget is None):
             return grammar
         return partial(AfterThinking, grammar, asked.thinking, self._vocabulary)
 
-    def _compile(self, asked: StructuredOutputsParams) -> Grammar:
+    def _keep(self, key: StructuredOutputsParams, made: Compiled) -> None:
+        """As the one last used. One that alone is above the bound is not kept."""
+        with self._lock:
+            if key not in self._cache:
+                self._cached += made.nbytes
+            self._cache[key] = made
+            self._cache.move_to_end(key)
+            while len(self._cache) > CACHED or self._cached > CACHED_BYTES:
+                self._cached -= self._cache.popitem(last=False)[1].nbytes
+
+    def _compile(self, asked: StructuredOutputsParams) -> Compiled:
         """By the backend that was asked for; under `auto` by the first one that keeps to all of it and compiles it: what a library refuses,
         or does not finish within its bounds of time and memory, is the other's."""
         lacks, errors = {}, {}
@@ -156,9 +166,9 @@ class GrammarMaker:
     def _blanks(self, asked: StructuredOutputsParams) -> bool:
         return not (asked.disable_any_whitespace or self._config.disable_any_whitespace)
 
-    def _by(self, name: str, way: Way, asked: StructuredOutputsParams) -> Grammar:
+    def _by(self, name: str, way: Way, asked: StructuredOutputsParams) -> Compiled:
         if name == "guidance":
-            return self._guide.compile(way.kind, way.source, asked.origin)
+            return Compiled(self._guide.compile(way.kind, way.source, asked.origin), len(way.source))
         return load(self._children.compile(way.kind, way.source, self._blanks(asked), asked.origin), self._info, self._writing)
 
     @property

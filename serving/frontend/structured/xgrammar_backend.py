@@ -7,9 +7,10 @@ import re
 from collections import Counter
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from pagoda.hal import heap
 from pagoda.serving.engine.grammar import Grammar
 from pagoda.serving.engine.plan import IntArray
 from pagoda.serving.frontend.structured.vocabulary import Vocabulary
@@ -43,9 +44,23 @@ def compile_source(compiler: Any, kind: str, source: str, blanks: bool) -> str:
     return str(compiled.serialize_json())
 
 
-def load(serialized: str, info: Any, writing: Writing) -> Grammar:
+LARGE = 16 << 20
+"""Bytes of a serialized grammar to read which takes ten times as much for a moment; the heap would keep it."""
+
+
+class Compiled(NamedTuple):
+    """A grammar, and the memory that it holds."""
+
+    grammar: Grammar
+    nbytes: int
+
+
+def load(serialized: str, info: Any, writing: Writing) -> Compiled:
     """A grammar from what `compile_source` gave."""
-    return partial(XMatcher, import_module("xgrammar").CompiledGrammar.deserialize_json(serialized, info), writing)
+    compiled = import_module("xgrammar").CompiledGrammar.deserialize_json(serialized, info)
+    if len(serialized) > LARGE:
+        heap.trim()
+    return Compiled(partial(XMatcher, compiled, writing), int(compiled.memory_size_bytes))
 
 
 AHEAD = 512
