@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from pagoda.hal.errors import RequestError
+from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.models.loading.json_file import read_json
 from pagoda.models.media import MediaItem, MediaPositions
 from pagoda.serving.frontend.films import Film
@@ -62,7 +62,10 @@ class MediaProcessor:
             sounds = media["audio"]
             given["audio"] = [sound_of(one) for one in (sounds if isinstance(sounds, list) else [sounds])]
             given["sampling_rate"] = RATE
-        processor, reader = self._processor, self._reader
+        try:
+            processor, reader = self._processor, self._reader
+        except ConfigError as error:  # a package that is missing here, most often
+            raise RequestError(f"this server cannot read media: {error}", param=MEDIA, code="unsupported_content") from error
         if not isinstance(prompt, str):
             prompt = processor.tokenizer.decode(prompt)
         try:

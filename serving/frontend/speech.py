@@ -43,6 +43,7 @@ class SpeechTokens:
     first_time: int | None
     tasks: dict[str, int]
     languages: dict[str, int] = field(default_factory=dict)
+    silence: int | None = None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> SpeechTokens:
@@ -57,7 +58,8 @@ class SpeechTokens:
             raise RequestError("this model's tokenizer knows no <|startoftranscript|>: transcriptions need a model of Whisper's kind")
         languages = {code: token for code in LANGUAGES if (token := found(code)) is not None}
         tasks = {task: token for task in ("transcribe", "translate") if (token := found(task)) is not None}
-        return cls(start, found("startofprev"), found("notimestamps"), found("0.00"), tasks, languages)
+        silence = found("nospeech") if found("nospeech") is not None else found("nocaptions")
+        return cls(start, found("startofprev"), found("notimestamps"), found("0.00"), tasks, languages, silence)
 
     def prompt(self, language: str | None, task: Task, timed: bool, text_before: Sequence[int] = ()) -> list[int]:
         """Ids that the decoder begins with. Raises `RequestError` for a language or a task that the model does not know."""

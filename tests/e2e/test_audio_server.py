@@ -12,13 +12,14 @@ import pytest
 import soundfile
 import torch
 from frontend_samples import byte_level
+from openai_document import checker
 from tiny_checkpoints import make
 from toy_process import SERVE, ServerProcess
 from transformers import WhisperFeatureExtractor
 
 GUIDE = Path(__file__).parents[2] / "docs/guide/audio.md"
 RATE, FRAMES = 16000, 100  # a window of one second
-SPECIAL = ("startoftranscript", "en", "de", "transcribe", "translate", "startofprev", "notimestamps")
+SPECIAL = ("startoftranscript", "en", "de", "transcribe", "translate", "startofprev", "nospeech", "notimestamps")
 SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 48}
 
 
@@ -196,3 +197,38 @@ def test_the_guides_lines(server, tmp_path):
         command = line.replace("http://127.0.0.1:8000", server.where)
         done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0 and "text" in json.loads(done.stdout), (line, done.stdout, done.stderr)
+
+
+def test_every_answer_and_event_is_of_openais_own_document(server, require):
+    check = checker()
+    require("OpenAI's API document", check is not None)
+    with httpx.Client(base_url=f"{server.where}/v1/audio", timeout=120) as http:
+
+        def ask(what, **fields):
+            return http.post(f"/{what}", files={"file": file(sound(1.5))}, data={"model": "ear", **fields})
+
+        for what, name in (("transcriptions", "Transcription"), ("translations", "Translation")):
+            check(f"Create{name}ResponseJson", ask(what).json())
+            check(f"Create{name}ResponseVerboseJson", ask(what, response_format="verbose_json").json())
+        lines = [line.removeprefix("data: ") for line in ask("transcriptions", stream="true").text.split("\n\n") if line]
+        assert lines.pop() == "[DONE]" and len(lines) > 1
+        for line in lines:
+            check("CreateTranscriptionResponseStreamEvent", json.loads(line))
+        wrong = ask("transcriptions", response_format="x")
+        assert wrong.status_code == 400
+        check("ErrorResponse", wrong.json())
+
+
+@torch.no_grad()
+def test_how_likely_nobody_speaks_is_what_the_model_says_at_its_start(client, checkpoint):
+    _, model, tokenizer = checkpoint
+    content = file(sound(0.9, 4))[1]
+    reply = client.audio.transcriptions.create(model="ear", file=("a.wav", content), language="en", response_format="verbose_json")
+    heard = soundfile.read(io.BytesIO(content), dtype="float32")[0]
+    made = WhisperFeatureExtractor(feature_size=80, chunk_length=1)(heard, sampling_rate=RATE, return_tensors="pt")
+    start = torch.tensor([[tokenizer.token_to_id("<|startoftranscript|>")]])
+    chances = torch.softmax(model(input_features=made.input_features, decoder_input_ids=start, use_cache=False).logits[0, -1], -1)
+    want = float(chances[tokenizer.token_to_id("<|nospeech|>")])
+    assert reply.segments and [segment.no_speech_prob for segment in reply.segments] == pytest.approx(
+        [want] * len(reply.segments), rel=1e-3
+    )

@@ -11,6 +11,7 @@ import minilm
 import numpy as np
 import openai
 import pytest
+from openai_document import checker
 from pagoda.serving.api.grpc import pagoda_pb2 as pb
 from pagoda.serving.api.grpc.pagoda_pb2_grpc import InferenceStub
 from toy_process import SERVE, ServerProcess
@@ -164,3 +165,17 @@ def test_pooling(server):
 def test_what_cannot_be_answered_is_said(server, path, body, says):
     reply = post(server, path, **body)
     assert (reply.status_code, says in reply.json()["error"]["message"]) == (400, True), reply.text
+
+
+def test_every_answer_is_of_openais_own_document(server, require):
+    check = checker()
+    require("OpenAI's API document", check is not None)
+    with httpx.Client(base_url=f"{server.where}/v1", timeout=60) as http:
+        for fields in ({}, {"encoding_format": "base64"}, {"dimensions": 8}, {"user": "somebody"}):
+            reply = http.post("/embeddings", json={"model": "mini", "input": TEXTS, **fields})
+            if reply.status_code == 400:
+                check("ErrorResponse", reply.json())
+                assert fields == {"dimensions": 8}
+            elif fields.get("encoding_format") != "base64":  # whose texts the document's schema does not know
+                check("CreateEmbeddingResponse", reply.json())
+        check("ErrorResponse", http.post("/embeddings", json={"model": "mini", "input": []}).json())

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from jsonschema import Draft202012Validator
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "shared/data/openai-openapi/openapi.json"
 
 
 def with_null(node: Any) -> Any:
@@ -13,3 +20,17 @@ def with_null(node: Any) -> Any:
         return node
     out = {key: with_null(value) for key, value in node.items() if key != "nullable"}
     return {"anyOf": [out, {"type": "null"}]} if node.get("nullable") is True else out
+
+
+def checker() -> Callable[[str, Any], None] | None:
+    """Fails where a record is not what the document's schema of that name says; None where the document is missing."""
+    if not DOCUMENT.is_file():
+        return None
+    schemas = with_null(json.loads(DOCUMENT.read_text())["components"])
+
+    def check(name: str, record: Any) -> None:
+        validator = Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": schemas})
+        problems = [(list(error.absolute_path), error.message[:200]) for error in validator.iter_errors(record)]
+        assert not problems, (name, problems, record)
+
+    return check

@@ -9,11 +9,17 @@ from jsonschema import Draft202012Validator
 from openai_document import with_null
 from pagoda.serving.frontend.chat_template import ChatTemplate
 from pagoda.serving.frontend.text import TextFrontend
+from scripted import Scripted, text_side
 from toy_engine import ToyEngine, ToyTokenizer
 from toy_server import events, toy_server
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "shared/data/openai-openapi/openapi.json"
 MESSAGES = [{"role": "user", "content": "hé"}]
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +93,16 @@ async def test_request_examples_are_answered_or_refused_by_name(document, confor
                     assert response.status_code == 200
                     conforms(answer, response.json())
     assert refused == {"Functions": "tools", "Image input": "messages"}
+
+
+@pytest.mark.parametrize("burst", [1, 5, 1000])
+async def test_calls_and_thoughts(conforms, burst):
+    script = f"<think>\nWhere?\n</think>\n\nI look.\n{CALL}\n{CALL.replace('Rome', 'Oslo')}"
+    async with toy_server(Scripted(script, burst), text=text_side()) as toy:
+        for fields in ({}, {"n": 2}, {"parallel_tool_calls": False}, {"tool_choice": "none"}, {"tools": None}):
+            asked = {"tools": [WEATHER], **fields}
+            reply = (await toy.chat("Rome?", **asked)).json()
+            conforms("CreateChatCompletionResponse", reply)
+            assert bool(reply["choices"][0]["message"].get("tool_calls")) == (not {"tool_choice", "tools"} & set(fields))
+            for chunk in await toy.stream("/v1/chat/completions", messages=MESSAGES, **asked):
+                conforms("CreateChatCompletionStreamResponse", chunk)

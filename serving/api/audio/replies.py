@@ -23,7 +23,7 @@ class Transcription(msgspec.Struct, kw_only=True):
 
 
 class TranscriptionSegment(msgspec.Struct, kw_only=True):
-    """What was said between two times, in seconds."""
+    """What was said between two times, in seconds; `no_speech_prob` where the tokenizer has a token for silence."""
 
     id: int
     seek: int
@@ -34,6 +34,7 @@ class TranscriptionSegment(msgspec.Struct, kw_only=True):
     temperature: float
     avg_logprob: float
     compression_ratio: float
+    no_speech_prob: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class VerboseTranscription(msgspec.Struct, kw_only=True):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from pagoda.hal.errors import RequestError
 from pagoda.models.encoding import EncoderFacts
 from pagoda.serving.api.audio.form import AudioForm, AudioRequest, read_form
@@ -60,7 +62,7 @@ class Transcriptions:
 
 @dataclass(frozen=True)
 class Reply:
-    """One reply in the making: a request for each piece of the sound."""
+    """One reply in the making: a request for each piece of the sound; `silences`: likewise, of a token for that nobody speaks, or none."""
 
     service: Service
     body: AudioRequest
@@ -70,6 +72,7 @@ class Reply:
     duration: float
     pieces: list[Piece]
     requests: list[EngineRequest]
+    silences: list[EngineRequest] = field(default_factory=list)
 
     async def whole(self) -> msgspec.Struct:
         segments = await self._segments()
@@ -112,12 +115,14 @@ class Reply:
 
     async def _segments(self) -> list[TranscriptionSegment]:
         found: list[TranscriptionSegment] = []
-        answers = await collect(self.service, self.requests)
-        for piece, answer in zip(self.pieces, answers, strict=True):
-            found += self._of_piece(piece, answer.ordered()[0], len(found))
+        answers = await collect(self.service, [*self.requests, *self.silences])
+        count = len(self.requests)
+        silent = [math.exp(answer.ordered()[0].logprobs[0].logprob) for answer in answers[count:]]
+        for place, (piece, answer) in enumerate(zip(self.pieces, answers[:count], strict=True)):
+            found += self._of_piece(piece, answer.ordered()[0], len(found), silent[place] if silent else UNSET)
         return found
 
-    def _of_piece(self, piece: Piece, answer: Answer, before: int) -> list[TranscriptionSegment]:
+    def _of_piece(self, piece: Piece, answer: Answer, before: int, silent: float | UnsetType) -> list[TranscriptionSegment]:
         tokenizer, length = self.service.text.tokenizer, len(piece.samples) / RATE
         parts = self.tokens.segments([token for token in answer.token_ids if token not in tokenizer.eos_ids], length)
         texts = [tokenizer.decode(part.tokens) for part in parts]
@@ -132,6 +137,7 @@ class Reply:
                 temperature=self.body.temperature,
                 avg_logprob=answer.mean_logprob,
                 compression_ratio=compression_ratio(text),
+                no_speech_prob=silent,
             )
             for number, (part, text) in enumerate(zip(parts, texts, strict=True))
         ]
@@ -158,7 +164,14 @@ async def _prepared(
         replace(_request(service, body, prompt, f"{reply_id}-{number}"), encoder=given, adapter=adapter)
         for number, given in enumerate(inputs)
     ]
-    return Reply(service, body, task, tokens, language, len(samples) / RATE, cut, requests)
+    silences = []
+    if body.response_format == "verbose_json" and tokens.silence is not None and service.client.facts.logprobs == "raw_logprobs":
+        alone = replace(first.params, max_tokens=1, temperature=0.0, allowed_token_ids=(tokens.silence,))
+        silences = [
+            replace(first, request_id=engine_id(f"{reply_id}-{number}"), params=alone, encoder=given, adapter=adapter)
+            for number, given in enumerate(inputs, len(inputs))
+        ]
+    return Reply(service, body, task, tokens, language, len(samples) / RATE, cut, requests, silences)
 
 
 def _request(service: Service, body: AudioRequest, prompt: list[int], reply_id: str) -> EngineRequest:
