@@ -61,6 +61,7 @@ class SamplingParams:
         allowed_token_ids: only these may be sampled.
         skip_special_tokens, spaces_between_special_tokens, detokenize: how text is made of tokens.
         structured_outputs: what the output must look like (a `StructuredOutputsParams`, or a mapping of its fields), or None.
+        thinking_token_budget: so many tokens of reasoning at most, in the SDK; None: as many as the model likes.
         repetition_detection: when an answer that repeats itself ends (a `RepetitionDetection`, or a mapping of its fields), or None.
         extra: vendor or plugin fields, passed through to logits processors.
     """
@@ -90,6 +91,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
     structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetection | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -168,6 +170,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("min_tokens", 0, 2**31 - 1),
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
+    ("thinking_token_budget", 0, 2**31 - 1),
 )
 
 

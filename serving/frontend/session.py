@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from pagoda.hal.errors import RequestError
@@ -13,7 +14,9 @@ from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.frontend.lora import LoRARequest
 from pagoda.serving.frontend.outputs import OutputBuilder, RequestOutput
+from pagoda.serving.frontend.parsers.events import PROMPT_END
 from pagoda.serving.frontend.processor import Encoded, Messages, Processor, Prompt
+from pagoda.serving.frontend.structured.answers import budgeted
 from pagoda.serving.frontend.text_deltas import searches
 
 
@@ -58,9 +61,17 @@ class Session:
         return self._made(self.processor.encode_chat(messages, **options or {}), params, fields)
 
     def _made(self, encoded: Encoded, params: SamplingParams | None, fields: dict[str, Any]) -> tuple[EngineRequest, str | None]:
-        params = params or self.processor.params_for(len(encoded.ids), {})
+        params = self._bounded(params or self.processor.params_for(len(encoded.ids), {}), encoded)
         more = {"media": encoded.media, "positions": encoded.positions, "encoder": encoded.encoder, **fields}
         return self.processor.request(encoded.ids, params, **more), encoded.text
+
+    def _bounded(self, params: SamplingParams, encoded: Encoded) -> SamplingParams:
+        """With its budget of thoughts in the form that the engine follows. Raises `RequestError` where the model's have no known end."""
+        budget, text = params.thinking_token_budget, self.processor.text
+        if budget is None:
+            return params
+        end = text.tokenizer.decode(encoded.ids[-PROMPT_END:], skip_special_tokens=False)
+        return replace(params, structured_outputs=budgeted(params.structured_outputs, budget, text.answers, end, "thinking_token_budget"))
 
     async def run(self, request: EngineRequest, prompt: str | None = None, *, patient: bool = False) -> AsyncGenerator[RequestOutput, None]:
         """Send a request; yields its output, the same growing object, after every step until it is finished (`patient`: less often).

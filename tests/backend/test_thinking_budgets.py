@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from grammar_walk import sample_tokenizer
+from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.params import SamplingParams
 from pagoda.serving.engine.structured import StructuredOutputsParams, Thinking
 from pagoda.serving.sdk import AsyncLLM
@@ -94,3 +95,16 @@ async def test_drafts_and_budgets_change_no_token(tmp_path: Path) -> None:
             found.append(await answers(llm, budgets, temperature=0.0, n=1))
             accepted = (await llm.session.client.stats()).accepted_tokens
     assert found[0] == found[1] and accepted > 0
+
+
+async def test_the_sdk_takes_a_budget(tmp_path: Path) -> None:
+    given = settings(tmp_path, True)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": "{{ messages[0].content }}<think>\n"}))
+    asked = {"max_tokens": 30, "ignore_eos": True, "skip_special_tokens": False, "seed": 5}
+    async with AsyncLLM(**given) as llm:
+        async for output in llm.generate("Hm<think>", SamplingParams(thinking_token_budget=6, **asked)):
+            one = output.outputs[0]
+        assert sample_tokenizer(tmp_path, MARKS).encode(MARKS[1], add_special_tokens=False) == [one.token_ids[6]]
+        with pytest.raises(RequestError, match="thinking_token_budget=-1"):
+            SamplingParams(thinking_token_budget=-1)

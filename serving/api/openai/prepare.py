@@ -7,13 +7,13 @@ from typing import Any
 
 from pagoda.serving.api.openai.messages import chat_prompt
 from pagoda.serving.api.openai.protocol import ChatRequest
-from pagoda.serving.api.openai.sampling import PROMPT_END, chat_settings, engine_request
+from pagoda.serving.api.openai.sampling import chat_settings, engine_request
 from pagoda.serving.api.openai.tools import call_forced, chat_structure, offered_tools
 from pagoda.serving.api.service import Service
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.structured import StructuredOutputsParams
 from pagoda.serving.frontend.parsers.answers import AnswerFormat
-from pagoda.serving.frontend.parsers.events import Context
+from pagoda.serving.frontend.parsers.events import PROMPT_END, Context
 from pagoda.serving.frontend.processor import Encoded
 
 

@@ -13,14 +13,12 @@ from pagoda.serving.api.openai.structured import structured_output
 from pagoda.serving.api.service import Service
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import LogprobsMode, RepetitionDetection, SamplingParams
+from pagoda.serving.frontend.parsers.events import PROMPT_END
 from pagoda.serving.frontend.processor import Encoded
 from pagoda.serving.frontend.structured.answers import budgeted
 
 MAX_BIAS = 100.0
 """The protocol's range of `logit_bias`; values beyond mean the same."""
-
-PROMPT_END = 32
-"""Tokens that hold any mark of reasoning which the template may have opened."""
 
 _SAME_NAME = (
     "n",

@@ -69,6 +69,9 @@ class Hints(NamedTuple):
 
 NO_HINTS = Hints()
 
+PROMPT_END = 32
+"""Tokens that hold any mark of reasoning which the template may have opened."""
+
 
 def new_call_id() -> str:
     """As OpenAI's look."""

@@ -30,6 +30,4 @@ GRANITE = Family(
 
 OPENS = ("Here is my thought process:", "Here's my thought process:")
 CLOSES = ("Here is my response:", "Here's my response:")
-GRANITE_REASONING = Family(
-    "reasoning", ("granite", "granite_thinking_parser"), scripted(thinking(OPENS, CLOSES)), signs=OPENS, opens=OPENS, closes=CLOSES
-)
+GRANITE_REASONING = Family("reasoning", ("granite",), scripted(thinking(OPENS, CLOSES)), signs=OPENS, opens=OPENS, closes=CLOSES)

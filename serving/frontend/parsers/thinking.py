@@ -66,6 +66,7 @@ THINK = _tagged(
         "deepseek_v3",
         "glm45",
         "glm47",
+        "granite_thinking_parser",
         "ling3",
         "minimax_m2",
         "mimo",
