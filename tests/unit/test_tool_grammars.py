@@ -224,9 +224,9 @@ def test_suffixes_are_in_the_grammar(plain: Tokenizer, make: Make) -> None:
         family = choose("tools", name, "", hints=Hints(["<arg_key:x1>"]))
         made = answer_structure(None, TOOLS, ToolRule(True), AnswerFormat(family), plain, "")
         assert made is not None and family is not None
-        grammar, separator = make(plain)(made), "<tool_sep:x1>" if name == "hy_v3" else ""
-        pair = "<arg_key:x1>now</arg_key:x1><arg_value:x1>true</arg_value:x1>"
-        text = f"<tool_calls:x1><tool_call:x1>stop{separator}{pair}</tool_call:x1></tool_calls:x1>"
+        grammar, separator, line = make(plain)(made), *(("<tool_sep:x1>", "\n") if name == "hy_v3" else ("", ""))
+        pair = f"<arg_key:x1>now</arg_key:x1>{line}<arg_value:x1>true</arg_value:x1>{line}"
+        text = f"<tool_calls:x1>{line}<tool_call:x1>stop{separator}{line}{pair}</tool_call:x1>{line}</tool_calls:x1>"
         assert accepts(grammar, plain, text) and not accepts(grammar, plain, text.replace(":x1", ""))
 
 

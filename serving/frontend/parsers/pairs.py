@@ -142,14 +142,16 @@ GLM = Family(
 def _hunyuan(name: str, separator: str, suffix: str = "") -> Family:
     pairs = replace(_spelled(suffix=suffix), section=_tags("tool_calls", suffix=suffix), separator=separator and f"<{separator}{suffix}>")
     assert pairs.section is not None
-    around = {"before": pairs.section[0], "after": pairs.section[1], "trigger": pairs.section[0], "marks": pairs.marks}
+    line = "\n" if separator else ""  # the third writes each part on a line of its own
+    around = {"before": pairs.section[0] + line, "after": pairs.section[1], "trigger": pairs.section[0], "marks": pairs.marks}
+    style = {"bare_name": True, "style": "pair_lines" if separator else "pairs", "suffix": suffix}
     return Family(
         "tools",
         (name,),
         scripted(paired(pairs)),
         signs=(("<tool_sep", "<arg_key"),) if separator else (("<tool_calls", "<arg_key"),),
         marks=pairs.marks,
-        shapes=(CallShape(pairs.call[0], "NAME" + pairs.separator, pairs.call[1], bare_name=True, style="pairs", suffix=suffix, **around),),
+        shapes=(CallShape(pairs.call[0], "NAME" + pairs.separator + line, pairs.call[1] + line, **style, **around),),  # type: ignore[arg-type]
         fitted=lambda hints: _hunyuan(name, separator, suffix_in(hints.words)),
     )
 

@@ -32,6 +32,7 @@ STYLES = {
     "atem": Style('<atem:parameter name="', '">', "</atem:parameter>\n", ""),
     "minicpm5": Style('<param name="', '">', "</param>", ""),
     "pairs": Style("<arg_keySUFFIX>", "</arg_keySUFFIX><arg_valueSUFFIX>", "</arg_valueSUFFIX>", ""),
+    "pair_lines": Style("<arg_keySUFFIX>", "</arg_keySUFFIX>\n<arg_valueSUFFIX>", "</arg_valueSUFFIX>\n", ""),
     "ifm_pairs": Style("<ifm|arg_key>", "</ifm|arg_key><ifm|arg_value>", "</ifm|arg_value>", ""),
 }
 ANY_KEY = r"[A-Za-z_][A-Za-z0-9_]*"
