@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import io
 import json
 import zlib
 from collections.abc import Callable, Iterator
@@ -12,8 +13,10 @@ from random import Random
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 from pagoda.serving.api.openai.protocol import CompletionRequest
 from pagoda.serving.api.operations_table import FORM, JSON, OPERATIONS, Operation
+from safetensors.torch import save as safetensors
 
 Body = dict[str, Any]
 CHAT = [{"role": "user", "content": "hello"}]
@@ -591,6 +594,27 @@ def _media(rng: Random, _: str) -> Case:
     )
 
 
+def _saved(given: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(given, stream)
+    return stream.getvalue()
+
+
+def _rows(rng: Random, _: str) -> Case:
+    """Prompts of embeddings: right ones, wrong ones, and either with bytes changed."""
+    good = torch.zeros(3, 32)
+    given: Any = rng.choice(
+        (good, good[:, 1:], good.half(), good.long(), good / 0, good.to_sparse(), good[:1].expand(1 << 40, 32), [good], {"a": good}, None)
+    )
+    blob = bytearray(safetensors({"a": good}) if rng.random() < 0.4 else _saved(given))
+    for _place in range(rng.choice((0, 0, 1, 5, 50))):
+        blob[rng.randrange(len(blob))] = rng.randrange(256)
+    text = base64.b64encode(blob[: rng.choice((len(blob), len(blob), rng.randrange(len(blob))))]).decode()
+    value = rng.choice((text, text, text, [text, text], text[1:], [text] * 40, rng.choice(JUNK)))
+    fields = {"echo": True} if rng.random() < 0.1 else {"stream": True} if rng.random() < 0.3 else {}
+    return Case("rows", "/v1/completions", encoded({"max_tokens": 2, "prompt_embeds": value, **fields}))
+
+
 def _declared(rng: Random, path: str) -> Case:
     media = rng.choice(
         ("", "text/plain", "application/json; charset=utf-16", "application/x-www-form-urlencoded", FORM, "a/b;" * 100, "application/json;")
@@ -608,6 +632,7 @@ MAKERS: tuple[Callable[[Random, str], Case], ...] = (
     _template,
     _tools,
     _media,
+    _rows,
     _declared,
 )
-WEIGHTS = (30, 24, 16, 8, 8, 14, 7, 7, 7, 3)
+WEIGHTS = (30, 24, 16, 8, 8, 14, 7, 7, 7, 7, 3)

@@ -34,7 +34,15 @@ def _generate(folder: Path) -> list[str]:
     make(folder, "Llama", vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=LENGTH, **IDS)
     _save(tokenizer, folder)
     adapter(folder)
-    return ["--kv-cache-memory-bytes", "8M", "--chat-template", str(TEMPLATE), "--enable-lora", "--trust-request-chat-template"]
+    return [
+        "--kv-cache-memory-bytes",
+        "8M",
+        "--chat-template",
+        str(TEMPLATE),
+        "--enable-lora",
+        "--trust-request-chat-template",
+        "--enable-prompt-embeds",
+    ]
 
 
 def adapter(folder: Path) -> Path:
