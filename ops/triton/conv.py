@@ -36,11 +36,11 @@ def _finished(total, bias, channel, inside, BIAS: tl.constexpr, SILU: tl.constex
 def _ones(x, weight, bias, state, out, query_start, fresh, read, write, rows, tokens, read_r, write_r, x_t, s_page, s_c, s_k,
           C: tl.constexpr, TAPS: tl.constexpr, BLOCK_C: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
           EARLY: tl.constexpr):  # fmt: skip
-    """Requests of one token, or of none × blocks of channels."""
+    """Blocks of channels × requests of one token, or of none."""
     let_next_start(EARLY)
     wait_for_last(EARLY)
-    row = tl.program_id(0)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    row = tl.program_id(1)
+    channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < C
     first, end = segment(query_start, row)
     if row == rows - 1:
@@ -78,15 +78,15 @@ def _earlier(x, before, first, at, kept, x_t, s_k, channel, inside, TAPS: tl.con
 def _many(x, weight, bias, state, out, query_start, fresh, read, write, rows, tokens, read_r, write_r, x_t, s_page, s_c, s_k,
           C: tl.constexpr, TAPS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, AHEAD: tl.constexpr, BIAS: tl.constexpr,
           SILU: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """Blocks of tokens × of channels; request r owns blocks as in `find_request`, and one more has what is left.
+    """Blocks of channels × of tokens; request r owns those as in `find_request`, and one more has what is left.
 
     A thread goes through the tokens with its channels' weights and last inputs in registers, AHEAD of them on their way at a time. A
     request's first block alone reads its state, and writes it.
     """
     let_next_start(EARLY)
     wait_for_last(EARLY)
-    block = tl.program_id(0)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    block = tl.program_id(1)
+    channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < C
     row = find_request(query_start, block, rows + 1, BLOCK_T)
     first = tl.load(query_start + row)
@@ -169,7 +169,7 @@ class CausalConv(PlainKernel):
         blocks = rows if single else tokens // tile.tokens + rows + 1
         kernel: Any = _ones if single else _many
         cut = {} if single else {"BLOCK_T": tile.tokens, "AHEAD": min(tile.ahead, 64 // facts.taps)}
-        kernel[(blocks, triton.cdiv(facts.channels, tile.channels))](
+        kernel[(triton.cdiv(facts.channels, tile.channels), blocks)](
             x, weight, packed["bias"] if facts.bias else weight, state, out, *step_args(batch), rows, tokens, *page_steps(batch),
             x.stride(0), *state.stride(), C=facts.channels, TAPS=facts.taps,
             BLOCK_C=min(tile.channels, triton.next_power_of_2(facts.channels)), BIAS=facts.bias, SILU=facts.activation == "silu",

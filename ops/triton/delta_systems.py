@@ -160,7 +160,6 @@ def _by_channel(q, k, v, step, beta, bias, rates, solved_k, solved_v, weights, q
     at = (start + each).to(tl.int64)
     place = block.to(tl.int64) * HEADS + head
     inside = there[:, None] & (channel < K)[None, :]
-    amount = amount_of(tl.load(beta + at * beta_t + head, mask=there, other=0.0), DOUBLE)
     moved = _line(step + head * g_h, start, g_t, channel, inside, CHUNK).to(tl.float32)
     moved += tl.load(bias + head * K + channel, mask=channel < K, other=0.0)[None, :]
     decay = tl.where(inside, _decay(moved, rates, head), 0.0)
@@ -175,17 +174,20 @@ def _by_channel(q, k, v, step, beta, bias, rates, solved_k, solved_v, weights, q
     weight = tl.where(row == other, tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)[:, None], 0.0)
     for level in tl.range(0, LEVELS, num_stages=1):
         reach = tl.exp2(_times(_counted(row, other, level).to(WIDE), decay))
-        near, turned = (query.to(tl.float32) * reach).to(NUMBER), (key.to(tl.float32) * reach).to(NUMBER)
         further = (row >> level) > (other >> level)
-        a = tl.where(further, _times(turned, tl.trans(turned)), a)
-        weight = tl.where(further, _times(near, tl.trans(turned)), weight)
+        near = (key.to(tl.float32) * reach).to(NUMBER)
+        a = tl.where(further, _times(near, tl.trans(near)), a)
+        weight = tl.where(further, _times((query.to(tl.float32) * reach).to(NUMBER), tl.trans(near)), weight)
     tl.store(_tile(weights, place, CHUNK, CHUNK), (weight * of_query[:, None] * of_key[None, :]).to(NUMBER))
+    amount = amount_of(tl.load(beta + at * beta_t + head, mask=there, other=0.0), DOUBLE)
     inverse = _inverse(a * (amount * of_key)[:, None] * of_key[None, :], CHUNK, LEVELS, WIDE)
     value = _line(v + head * v_h, start, v_t, column, there[:, None] & (column < V)[None, :], CHUNK)
     tl.store(_tile(solved_v, place, CHUNK, ALL_V), _times((inverse * amount[None, :]).to(NUMBER), value).to(NUMBER))
+    key = _line(k + shared * k_h, start, k_t, channel, inside, CHUNK)  # once more, as above
     later = tl.exp2(_times((other > row).to(WIDE), decay)) * of_key[:, None]
     tl.store(_tile(keys, place, CHUNK, BLOCK_K), (key.to(tl.float32) * later).to(NUMBER))
     since = tl.exp2(_times((other <= row).to(WIDE), decay))
+    query = _line(q + shared * q_h, start, q_t, channel, inside, CHUNK)
     tl.store(_tile(queries, place, CHUNK, BLOCK_K), (query.to(tl.float32) * since * of_query[:, None]).to(NUMBER))
     system = (inverse * (amount * of_key)[None, :]).to(NUMBER)
     tl.store(_tile(solved_k, place, CHUNK, BLOCK_K), _times(system, (key.to(tl.float32) * since).to(NUMBER)).to(NUMBER))

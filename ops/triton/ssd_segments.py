@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from pagoda.ops.scan import SsdFacts
 from pagoda.ops.state import StateBatch
-from pagoda.ops.triton.launch import early, fitting_stages
+from pagoda.ops.triton.launch import early, fitting_stages, registers
 from pagoda.ops.triton.order import let_next_start, wait_for_last
-from pagoda.ops.triton.paged_kernels import find_request
+from pagoda.ops.triton.paged_kernels import LOG2E, find_request
 from pagoda.ops.triton.state_rows import SIZES, STEP, page_steps, segment, state_of, step_args, step_of
 
 ROWS = 64
@@ -29,8 +29,8 @@ def _borders(x, dt, bias, a, b, state, before, sums, owns, query_start, fresh, r
              BLOCK_N: tl.constexpr, ALL_P: tl.constexpr, ROWS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, STEPS: tl.constexpr,
              STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Heads × blocks of their rows, × requests of more than `few` tokens. before: `[segments, HEADS, BLOCK_N, ALL_P]`, states where a
-    segment begins. sums: `[segments, HEADS, 2 · ROWS]`, logarithms of decays since then; owns: the same less that of dt. Writes the last
-    state."""
+    segment begins. sums: `[segments, HEADS, 2 · ROWS]`, binary logarithms of decays since then; owns: the same less that of dt. Writes the
+    last state."""
     let_next_start(EARLY)
     wait_for_last(EARLY)
     SEGMENT: tl.constexpr = 2 * ROWS
@@ -45,7 +45,7 @@ def _borders(x, dt, bias, a, b, state, before, sums, owns, query_start, fresh, r
     inside = (n < N)[:, None] & (p < P)[None, :]
     place = state + head * s_h + p.to(tl.int64)[None, :] * s_p + n[:, None]
     held = tl.load(place + page_in * s_page, mask=inside & kept, other=0.0)
-    rate, shift = tl.load(a + head), tl.load(bias + head)
+    rate, shift = tl.load(a + head) * LOG2E, tl.load(bias + head)
     group = head // (HEADS // GROUPS)
     tile = (first // SEGMENT + row).to(tl.int64) * HEADS + head
     for start in tl.range(first, end, SEGMENT, num_stages=STAGES):
@@ -57,9 +57,9 @@ def _borders(x, dt, bias, a, b, state, before, sums, owns, query_start, fresh, r
         tl.store(before + tile * (BLOCK_N * ALL_P) + n[:, None] * ALL_P + p[None, :], held.to(before.dtype.element_ty))
         so_far, total = tl.cumsum(step * rate, 0), tl.sum(step * rate, 0)
         tl.store(sums + tile * SEGMENT + each, so_far)
-        tl.store(owns + tile * SEGMENT + each, so_far - tl.log(step))
-        scaled = (value.to(tl.float32) * (tl.exp(total - so_far) * step)[:, None]).to(value.dtype)
-        held = tl.dot(tl.trans(added.to(value.dtype)), scaled, held * tl.exp(total), input_precision="ieee")
+        tl.store(owns + tile * SEGMENT + each, so_far - tl.log2(step))
+        scaled = (value.to(tl.float32) * (tl.exp2(total - so_far) * step)[:, None]).to(value.dtype)
+        held = tl.dot(tl.trans(added.to(value.dtype)), scaled, held * tl.exp2(total), input_precision="ieee")
         tile += HEADS
     tl.debug_barrier()
     tl.store(place + page_out * s_page, held, mask=inside)
@@ -77,14 +77,15 @@ def _rows(x, first, end, x_t, column, WIDTH: tl.constexpr, ROWS: tl.constexpr):
 def _weights(products, since, own, skip, ROWS: tl.constexpr):
     """What the outputs of ROWS tokens have of their own inputs."""
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :]
-    return products * tl.exp(tl.where(row >= column, since[:, None] - own[None, :], float("-inf"))) + tl.where(row == column, skip, 0.0)
+    return products * tl.exp2(tl.where(row >= column, since[:, None] - own[None, :], float("-inf"))) + tl.where(row == column, skip, 0.0)
 
 
 @triton.jit(do_not_specialize=["many", "few"], do_not_specialize_on_alignment=["query_start"])
 def _outputs(x, b, c, d, before, sums, owns, out, query_start, many, few, x_t, x_h, b_t, b_g, c_t, c_g, HEADS: tl.constexpr,
              GROUPS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, ALL_P: tl.constexpr,
              ROWS: tl.constexpr, PER: tl.constexpr, SKIP: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """Halves of segments × blocks of rows of PER heads of a group; request r owns segments as in `find_request`. SKIP: there is d.
+    """Blocks of rows of PER heads of a group × halves of segments; request r owns segments as in `find_request`. SKIP: there is d.
+    Neighbours have a token's neighbouring heads, whose numbers lie side by side and whose b and c are the same.
 
     A later half has the earlier one before it; an earlier one has zeros there.
     """
@@ -92,9 +93,9 @@ def _outputs(x, b, c, d, before, sums, owns, out, query_start, many, few, x_t, x
     wait_for_last(EARLY)
     SEGMENT: tl.constexpr = 2 * ROWS
     BLOCKS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
-    block, late = tl.program_id(0) // 2, tl.program_id(0) % 2
-    begin = tl.program_id(1) // BLOCKS * PER
-    p = tl.program_id(1) % BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
+    block, late = tl.program_id(1) // 2, tl.program_id(1) % 2
+    begin = tl.program_id(0) // BLOCKS * PER
+    p = tl.program_id(0) % BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
     n, each = tl.arange(0, BLOCK_N), tl.arange(0, ROWS)
     row = find_request(query_start, block, many, SEGMENT)
     first, end = segment(query_start, row)
@@ -121,9 +122,9 @@ def _outputs(x, b, c, d, before, sums, owns, out, query_start, many, few, x_t, x
         middle = tl.load(sums + tile * SEGMENT + ROWS - 1, mask=late == 1, other=0.0)
         if SKIP:
             skip = tl.load(d + head)
-        weight = (products * tl.exp(middle - other_until)[None, :]).to(NUMBER)
-        result = tl.dot(asked, held, input_precision="ieee") * tl.exp(middle)
-        result = tl.dot(weight, other_value, result, input_precision="ieee") * tl.exp(since - middle)[:, None]
+        weight = (products * tl.exp2(middle - other_until)[None, :]).to(NUMBER)
+        result = tl.dot(asked, held, input_precision="ieee") * tl.exp2(middle)
+        result = tl.dot(weight, other_value, result, input_precision="ieee") * tl.exp2(since - middle)[:, None]
         weight = _weights(own_products, since, until, skip, ROWS).to(NUMBER)
         result = tl.dot(weight, value, result, input_precision="ieee")
         target = out + (start.to(tl.int64) * HEADS + head) * P + each[:, None] * (HEADS * P) + p[None, :]
@@ -133,7 +134,7 @@ def _outputs(x, b, c, d, before, sums, owns, out, query_start, many, few, x_t, x
 
 class Way(NamedTuple):
     """How both launches go: rows of a state that a program of the first holds, its warps, the most stages of its loop; heads of a program
-    of the second, its warps and stages."""
+    of the second, its warps and stages, and the most registers of its threads."""
 
     rows: int
     warps: int
@@ -141,11 +142,12 @@ class Way(NamedTuple):
     heads: int
     out_warps: int
     out_stages: int
+    out_registers: int = 255
 
 
 WAYS = (
-    Way(64, 4, 3, 4, 4, 2), Way(64, 4, 3, 4, 4, 1), Way(32, 4, 3, 8, 4, 2), Way(64, 4, 2, 4, 8, 2), Way(32, 4, 2, 8, 4, 3),
-    Way(64, 4, 2, 4, 8, 1),
+    Way(64, 4, 3, 4, 4, 2), Way(64, 4, 3, 4, 4, 1, 168), Way(64, 4, 3, 8, 4, 2), Way(64, 4, 3, 4, 8, 2, 128), Way(32, 4, 3, 8, 4, 3),
+    Way(64, 4, 2, 4, 8, 2),
 )  # fmt: skip
 """The one that is taken, and others that `benchmarks/gpu_state_variants.py` compares with it."""
 
@@ -176,8 +178,8 @@ def in_segments(
     rows, together = min(all_p, 64), heads // facts.groups
     per = max(count for count in range(1, way.heads + 1) if together % count == 0)
     stage, beside = (block_n + 2 * ROWS) * rows * width, ROWS * (3 * block_n + rows) * width
-    _outputs[(2 * segments, heads // per * triton.cdiv(facts.head_dim, rows))](
+    _outputs[(heads // per * triton.cdiv(facts.head_dim, rows), 2 * segments)](
         x, b, c, a if d is None else d, before, sums, owns, out, batch.query_start, batch.many, few, *x.stride()[:2], *b.stride()[:2],
         *c.stride()[:2], BLOCK_P=rows, PER=per, SKIP=d is not None, STAGES=fitting_stages(device, way.out_stages, stage, beside),
-        num_warps=way.out_warps, **common,
+        num_warps=way.out_warps, **registers(device, way.out_registers), **common,
     )  # fmt: skip
