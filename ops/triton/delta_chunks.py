@@ -17,7 +17,7 @@ from pagoda.ops.state import StateBatch
 from pagoda.ops.triton.delta_systems import Inputs, Solved, systems
 from pagoda.ops.triton.launch import early, fitting_stages
 from pagoda.ops.triton.order import let_next_start, wait_for_last
-from pagoda.ops.triton.state_rows import SIZES, STEP, page_steps, segment, state_of, step_args
+from pagoda.ops.triton.state_rows import SIZES, STEP, page_steps, rows_of, segment, state_of, step_args, tile_of
 
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=STEP)
@@ -40,22 +40,19 @@ def _walk(q, k, solved_k, solved_v, weights, queries, keys, shrinks, state, out,
     place = state + head * s_h + channel.to(tl.int64)[:, None] * s_k + column[None, :]
     held = tl.load(place + page_in * s_page, mask=inside & kept, other=0.0)
     tile = (first // CHUNK + row).to(tl.int64) * HEADS + head
-    wide, square = each[:, None] * BLOCK_K + channel[None, :], each[:, None] * CHUNK + each[None, :]
     shared = head // (HEADS // K_HEADS)
     for start in tl.range(first, end, CHUNK, num_stages=STAGES):
         there = start + each < end
-        solved = tl.load(solved_k + tile * (CHUNK * BLOCK_K) + wide)
-        value = tl.load(solved_v + tile * (CHUNK * ALL_V) + each[:, None] * ALL_V + column[None, :])
-        weight = tl.load(weights + tile * (CHUNK * CHUNK) + square)
+        solved = tl.load(tile_of(solved_k, tile, each, channel, CHUNK, BLOCK_K))
+        value = tl.load(tile_of(solved_v, tile, each, column, CHUNK, ALL_V))
+        weight = tl.load(tile_of(weights, tile, each, each, CHUNK, CHUNK))
         if BY_CHANNEL:
-            key = tl.load(keys + tile * (CHUNK * BLOCK_K) + wide)
-            query = tl.load(queries + tile * (CHUNK * BLOCK_K) + wide)
+            key = tl.load(tile_of(keys, tile, each, channel, CHUNK, BLOCK_K))
+            query = tl.load(tile_of(queries, tile, each, channel, CHUNK, BLOCK_K))
             shrink = tl.load(shrinks + tile * BLOCK_K + channel)[:, None]
         else:
-            begin = tl.cast(start, tl.int64)
-            mask = there[:, None] & (channel < K)[None, :]
-            key = tl.load(k + begin * k_t + shared * k_h + (each[:, None] * k_t + channel[None, :]), mask=mask, other=0.0)
-            query = tl.load(q + begin * q_t + shared * q_h + (each[:, None] * q_t + channel[None, :]), mask=mask, other=0.0)
+            key = rows_of(k + shared * k_h, start, end, k_t, channel, K, CHUNK)
+            query = rows_of(q + shared * q_h, start, end, q_t, channel, K, CHUNK)
             later = tl.load(keys + tile * CHUNK + each)
             since = tl.load(queries + tile * CHUNK + each)
             shrink = tl.load(shrinks + tile)

@@ -19,8 +19,8 @@ from pagoda.ops.delta import DeltaFacts
 from pagoda.ops.state import StateBatch
 from pagoda.ops.triton.launch import early, registers
 from pagoda.ops.triton.order import let_next_start, wait_for_last
-from pagoda.ops.triton.paged_kernels import LOG2E, find_request
-from pagoda.ops.triton.state_rows import SIZES, STEP, segment, sigmoid, softplus
+from pagoda.ops.triton.paged_kernels import LOG2E
+from pagoda.ops.triton.state_rows import SIZES, STEP, piece_of, rows_of, sigmoid, softplus, tile_of
 
 
 @triton.jit
@@ -80,31 +80,17 @@ def _squares(x):
     return tl.sum(wide * wide, 1)
 
 
-@triton.jit
-def _line(x, start, x_t, column, mask, CHUNK: tl.constexpr):
-    """Numbers of a chunk's tokens from `start` on. Places within are 32 bits, of which a thread holds many."""
-    return tl.load(x + start.to(tl.int64) * x_t + (tl.arange(0, CHUNK)[:, None] * x_t + column[None, :]), mask=mask, other=0.0)
-
-
-@triton.jit
-def _tile(x, place, rows: tl.constexpr, width: tl.constexpr):
-    """Where a tile's numbers lie."""
-    return x + place * (rows * width) + tl.arange(0, rows)[:, None] * width + tl.arange(0, width)[None, :]
-
-
 @triton.jit(do_not_specialize=["many", *SIZES], do_not_specialize_on_alignment=STEP)
 def _by_head(q, k, v, step, beta, bias, rates, solved_k, solved_v, weights, sinces, laters, shrinks, query_start, many, few,
              q_t, q_h, k_t, k_h, v_t, v_h, g_t, g_h, beta_t, HEADS: tl.constexpr, K_HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
              BLOCK_K: tl.constexpr, ALL_V: tl.constexpr, DOUBLE: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
              EARLY: tl.constexpr):  # fmt: skip
-    """Heads × chunks; request r owns chunks as in `find_request`. What lies past a request's end, or past K or V, becomes 0."""
+    """Heads × chunks; request r owns chunks as in `piece_of`. What lies past a request's end, or past K or V, becomes 0."""
     let_next_start(EARLY)
     wait_for_last(EARLY)
     head, block = tl.program_id(0), tl.program_id(1)
-    row = find_request(query_start, block, many, CHUNK)
-    first, end = segment(query_start, row)
-    start = first + (block - (first // CHUNK + row)) * CHUNK
-    if (start >= end) | (end - first <= few):
+    start, end = piece_of(query_start, block, many, few, CHUNK)
+    if start >= end:
         return
     NUMBER: tl.constexpr = solved_k.dtype.element_ty
     WIDE: tl.constexpr = tl.float32 if tl.float32 == NUMBER else tl.float16
@@ -113,9 +99,8 @@ def _by_head(q, k, v, step, beta, bias, rates, solved_k, solved_v, weights, sinc
     there = start + each < end
     at = (start + each).to(tl.int64)
     place = block.to(tl.int64) * HEADS + head
-    inside = there[:, None] & (channel < K)[None, :]
-    key = _line(k + shared * k_h, start, k_t, channel, inside, CHUNK)
-    query = _line(q + shared * q_h, start, q_t, channel, inside, CHUNK)
+    key = rows_of(k + shared * k_h, start, end, k_t, channel, K, CHUNK)
+    query = rows_of(q + shared * q_h, start, end, q_t, channel, K, CHUNK)
     amount = amount_of(tl.load(beta + at * beta_t + head, mask=there, other=0.0), DOUBLE)
     moved = tl.load(step + at * g_t + head, mask=there, other=0.0).to(tl.float32) + tl.load(bias + head)
     decay = tl.where(there, _decay(moved, rates, head), 0.0)
@@ -128,14 +113,14 @@ def _by_head(q, k, v, step, beta, bias, rates, solved_k, solved_v, weights, sinc
     lower = each[:, None] >= each[None, :]
     between = tl.exp2(tl.where(lower, so_far[:, None] - so_far[None, :], float("-inf"))) * of_key[None, :]
     turned = tl.trans(key)
-    tl.store(_tile(weights, place, CHUNK, CHUNK), (_times(query, turned) * between * of_query[:, None]).to(NUMBER))
+    tl.store(tile_of(weights, place, each, each, CHUNK, CHUNK), (_times(query, turned) * between * of_query[:, None]).to(NUMBER))
     a = _times(key, turned) * between * (amount * of_key)[:, None]
     inverse = _inverse(a, CHUNK, LEVELS, WIDE)
-    value = _line(v + head * v_h, start, v_t, column, there[:, None] & (column < V)[None, :], CHUNK)
-    tl.store(_tile(solved_v, place, CHUNK, ALL_V), _times((inverse * amount[None, :]).to(NUMBER), value).to(NUMBER))
+    value = rows_of(v + head * v_h, start, end, v_t, column, V, CHUNK)
+    tl.store(tile_of(solved_v, place, each, column, CHUNK, ALL_V), _times((inverse * amount[None, :]).to(NUMBER), value).to(NUMBER))
     system = (inverse * (amount * of_key * tl.exp2(so_far))[None, :]).to(NUMBER)
-    key = _line(k + shared * k_h, start, k_t, channel, inside, CHUNK)  # once more, as registers are dearer
-    tl.store(_tile(solved_k, place, CHUNK, BLOCK_K), _times(system, key).to(NUMBER))
+    key = rows_of(k + shared * k_h, start, end, k_t, channel, K, CHUNK)  # once more, as registers are dearer
+    tl.store(tile_of(solved_k, place, each, channel, CHUNK, BLOCK_K), _times(system, key).to(NUMBER))
 
 
 @triton.jit(do_not_specialize=["many", *SIZES], do_not_specialize_on_alignment=STEP)
@@ -147,10 +132,8 @@ def _by_channel(q, k, v, step, beta, bias, rates, solved_k, solved_v, weights, q
     let_next_start(EARLY)
     wait_for_last(EARLY)
     head, block = tl.program_id(0), tl.program_id(1)
-    request = find_request(query_start, block, many, CHUNK)
-    first, end = segment(query_start, request)
-    start = first + (block - (first // CHUNK + request)) * CHUNK
-    if (start >= end) | (end - first <= few):
+    start, end = piece_of(query_start, block, many, few, CHUNK)
+    if start >= end:
         return
     NUMBER: tl.constexpr = solved_k.dtype.element_ty
     WIDE: tl.constexpr = tl.float32 if tl.float32 == NUMBER else tl.float16
@@ -160,13 +143,13 @@ def _by_channel(q, k, v, step, beta, bias, rates, solved_k, solved_v, weights, q
     at = (start + each).to(tl.int64)
     place = block.to(tl.int64) * HEADS + head
     inside = there[:, None] & (channel < K)[None, :]
-    moved = _line(step + head * g_h, start, g_t, channel, inside, CHUNK).to(tl.float32)
+    moved = rows_of(step + head * g_h, start, end, g_t, channel, K, CHUNK).to(tl.float32)
     moved += tl.load(bias + head * K + channel, mask=channel < K, other=0.0)[None, :]
     decay = tl.where(inside, _decay(moved, rates, head), 0.0)
     tl.store(shrinks + place * BLOCK_K + channel, tl.exp2(tl.sum(decay, 0)))
     decay = decay.to(WIDE)
-    key = _line(k + shared * k_h, start, k_t, channel, inside, CHUNK)
-    query = _line(q + shared * q_h, start, q_t, channel, inside, CHUNK)
+    key = rows_of(k + shared * k_h, start, end, k_t, channel, K, CHUNK)
+    query = rows_of(q + shared * q_h, start, end, q_t, channel, K, CHUNK)
     of_key = over_length(_squares(key))
     of_query = over_length(_squares(query)) * K**-0.5
     row, other = each[:, None], each[None, :]
@@ -178,19 +161,19 @@ def _by_channel(q, k, v, step, beta, bias, rates, solved_k, solved_v, weights, q
         near = (key.to(tl.float32) * reach).to(NUMBER)
         a = tl.where(further, _times(near, tl.trans(near)), a)
         weight = tl.where(further, _times((query.to(tl.float32) * reach).to(NUMBER), tl.trans(near)), weight)
-    tl.store(_tile(weights, place, CHUNK, CHUNK), (weight * of_query[:, None] * of_key[None, :]).to(NUMBER))
+    tl.store(tile_of(weights, place, each, each, CHUNK, CHUNK), (weight * of_query[:, None] * of_key[None, :]).to(NUMBER))
     amount = amount_of(tl.load(beta + at * beta_t + head, mask=there, other=0.0), DOUBLE)
     inverse = _inverse(a * (amount * of_key)[:, None] * of_key[None, :], CHUNK, LEVELS, WIDE)
-    value = _line(v + head * v_h, start, v_t, column, there[:, None] & (column < V)[None, :], CHUNK)
-    tl.store(_tile(solved_v, place, CHUNK, ALL_V), _times((inverse * amount[None, :]).to(NUMBER), value).to(NUMBER))
-    key = _line(k + shared * k_h, start, k_t, channel, inside, CHUNK)  # once more, as above
+    value = rows_of(v + head * v_h, start, end, v_t, column, V, CHUNK)
+    tl.store(tile_of(solved_v, place, each, column, CHUNK, ALL_V), _times((inverse * amount[None, :]).to(NUMBER), value).to(NUMBER))
+    key = rows_of(k + shared * k_h, start, end, k_t, channel, K, CHUNK)  # once more, as above
     later = tl.exp2(_times((other > row).to(WIDE), decay)) * of_key[:, None]
-    tl.store(_tile(keys, place, CHUNK, BLOCK_K), (key.to(tl.float32) * later).to(NUMBER))
+    tl.store(tile_of(keys, place, each, channel, CHUNK, BLOCK_K), (key.to(tl.float32) * later).to(NUMBER))
     since = tl.exp2(_times((other <= row).to(WIDE), decay))
-    query = _line(q + shared * q_h, start, q_t, channel, inside, CHUNK)
-    tl.store(_tile(queries, place, CHUNK, BLOCK_K), (query.to(tl.float32) * since * of_query[:, None]).to(NUMBER))
+    query = rows_of(q + shared * q_h, start, end, q_t, channel, K, CHUNK)
+    tl.store(tile_of(queries, place, each, channel, CHUNK, BLOCK_K), (query.to(tl.float32) * since * of_query[:, None]).to(NUMBER))
     system = (inverse * (amount * of_key)[None, :]).to(NUMBER)
-    tl.store(_tile(solved_k, place, CHUNK, BLOCK_K), _times(system, (key.to(tl.float32) * since).to(NUMBER)).to(NUMBER))
+    tl.store(tile_of(solved_k, place, each, channel, CHUNK, BLOCK_K), _times(system, (key.to(tl.float32) * since).to(NUMBER)).to(NUMBER))
 
 
 class Inputs(NamedTuple):

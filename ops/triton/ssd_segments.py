@@ -16,8 +16,8 @@ from pagoda.ops.scan import SsdFacts
 from pagoda.ops.state import StateBatch
 from pagoda.ops.triton.launch import early, fitting_stages, registers
 from pagoda.ops.triton.order import let_next_start, wait_for_last
-from pagoda.ops.triton.paged_kernels import LOG2E, find_request
-from pagoda.ops.triton.state_rows import SIZES, STEP, page_steps, segment, state_of, step_args, step_of
+from pagoda.ops.triton.paged_kernels import LOG2E
+from pagoda.ops.triton.state_rows import SIZES, STEP, page_steps, piece_of, rows_of, segment, state_of, step_args, step_of, tile_of
 
 ROWS = 64
 """Tokens of half a segment."""
@@ -52,9 +52,9 @@ def _borders(x, dt, bias, a, b, state, before, sums, owns, query_start, fresh, r
         there = start + each < end
         at = (start + each).to(tl.int64)
         step = step_of(dt + at * dt_t + head, there, shift, LOW, HIGH, STEPS)
-        value = tl.load(x + at[:, None] * x_t + head * x_h + p[None, :], mask=there[:, None] & (p < P)[None, :], other=0.0)
-        added = tl.load(b + at[:, None] * b_t + group * b_g + n[None, :], mask=there[:, None] & (n < N)[None, :], other=0.0)
-        tl.store(before + tile * (BLOCK_N * ALL_P) + n[:, None] * ALL_P + p[None, :], held.to(before.dtype.element_ty))
+        value = rows_of(x + head * x_h, start, end, x_t, p, P, SEGMENT)
+        added = rows_of(b + group * b_g, start, end, b_t, n, N, SEGMENT)
+        tl.store(tile_of(before, tile, n, p, BLOCK_N, ALL_P), held.to(before.dtype.element_ty))
         so_far, total = tl.cumsum(step * rate, 0), tl.sum(step * rate, 0)
         tl.store(sums + tile * SEGMENT + each, so_far)
         tl.store(owns + tile * SEGMENT + each, so_far - tl.log2(step))
@@ -63,14 +63,6 @@ def _borders(x, dt, bias, a, b, state, before, sums, owns, query_start, fresh, r
         tile += HEADS
     tl.debug_barrier()
     tl.store(place + page_out * s_page, held, mask=inside)
-
-
-@triton.jit
-def _rows(x, first, end, x_t, column, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """Numbers of ROWS tokens from `first`, those before `end`."""
-    each = tl.arange(0, ROWS)
-    mask = (first + each < end)[:, None] & (column < WIDTH)[None, :]
-    return tl.load(x + first.to(tl.int64) * x_t + (each[:, None] * x_t + column[None, :]), mask=mask, other=0.0)
 
 
 @triton.jit
@@ -84,7 +76,7 @@ def _weights(products, since, own, skip, ROWS: tl.constexpr):
 def _outputs(x, b, c, d, before, sums, owns, out, query_start, many, few, x_t, x_h, b_t, b_g, c_t, c_g, HEADS: tl.constexpr,
              GROUPS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, ALL_P: tl.constexpr,
              ROWS: tl.constexpr, PER: tl.constexpr, SKIP: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """Blocks of rows of PER heads of a group × halves of segments; request r owns segments as in `find_request`. SKIP: there is d.
+    """Blocks of rows of PER heads of a group × halves of segments; request r owns segments as in `piece_of`. SKIP: there is d.
     Neighbours have a token's neighbouring heads, whose numbers lie side by side and whose b and c are the same.
 
     A later half has the earlier one before it; an earlier one has zeros there.
@@ -97,25 +89,23 @@ def _outputs(x, b, c, d, before, sums, owns, out, query_start, many, few, x_t, x
     begin = tl.program_id(0) // BLOCKS * PER
     p = tl.program_id(0) % BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
     n, each = tl.arange(0, BLOCK_N), tl.arange(0, ROWS)
-    row = find_request(query_start, block, many, SEGMENT)
-    first, end = segment(query_start, row)
-    border = first + (block - (first // SEGMENT + row)) * SEGMENT
+    border, end = piece_of(query_start, block, many, few, SEGMENT)
     start = border + late * ROWS
-    if (start >= end) | (end - first <= few):
+    if start >= end:
         return
     NUMBER: tl.constexpr = before.dtype.element_ty
     group = begin // (HEADS // GROUPS)
-    asked = _rows(c + group * c_g, start, end, c_t, n, N, ROWS).to(NUMBER)
-    own = _rows(b + group * b_g, start, end, b_t, n, N, ROWS).to(NUMBER)
+    asked = rows_of(c + group * c_g, start, end, c_t, n, N, ROWS).to(NUMBER)
+    own = rows_of(b + group * b_g, start, end, b_t, n, N, ROWS).to(NUMBER)
     own_products = tl.dot(asked, tl.trans(own), input_precision="ieee")
-    other = _rows(b + group * b_g, border, start, b_t, n, N, ROWS).to(NUMBER)
+    other = rows_of(b + group * b_g, border, start, b_t, n, N, ROWS).to(NUMBER)
     products = tl.dot(asked, tl.trans(other), input_precision="ieee")
     tile = block.to(tl.int64) * HEADS + begin
     skip = 0.0
     for head in tl.range(begin, begin + PER, num_stages=STAGES):
-        held = tl.load(before + tile * (BLOCK_N * ALL_P) + n[:, None] * ALL_P + p[None, :])
-        value = _rows(x + head * x_h, start, end, x_t, p, P, ROWS)
-        other_value = _rows(x + head * x_h, border, start, x_t, p, P, ROWS)
+        held = tl.load(tile_of(before, tile, n, p, BLOCK_N, ALL_P))
+        value = rows_of(x + head * x_h, start, end, x_t, p, P, ROWS)
+        other_value = rows_of(x + head * x_h, border, start, x_t, p, P, ROWS)
         since = tl.load(sums + tile * SEGMENT + late * ROWS + each)
         until = tl.load(owns + tile * SEGMENT + late * ROWS + each)
         other_until = tl.load(owns + tile * SEGMENT + each, mask=each < late * ROWS, other=float("inf"))

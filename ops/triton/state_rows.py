@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from pagoda.ops.state import StateBatch
-from pagoda.ops.triton.paged_kernels import LOG2E
+from pagoda.ops.triton.paged_kernels import LOG2E, find_request
 
 STEP = ["query_start", "fresh", "read", "write"]
 """Arrays of a step, which begin anywhere: a compiled kernel must not depend on it."""
@@ -35,6 +35,30 @@ def state_of(fresh, read, write, row, read_r, write_r):
     """Whether there is a state before the step, and the pages of the state before and after it."""
     kept = tl.load(fresh + row).to(tl.int32) == 0
     return kept, tl.load(read + row.to(tl.int64) * read_r).to(tl.int64), tl.load(write + row.to(tl.int64) * write_r).to(tl.int64)
+
+
+@triton.jit
+def piece_of(query_start, block, many, few, SIZE: tl.constexpr):
+    """The first token of the `block`-th piece of SIZE tokens, and the one after its request's last; request r owns pieces as in
+    `find_request`. Where there is no such piece, or the request has no more than `few` tokens, the first is not below the other."""
+    row = find_request(query_start, block, many, SIZE)
+    first, end = segment(query_start, row)
+    start = first + (block - (first // SIZE + row)) * SIZE
+    return tl.where(end - first <= few, end, start), end
+
+
+@triton.jit
+def rows_of(x, first, end, x_t, column, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """Numbers of ROWS tokens from `first`, 0 from `end` on and past WIDTH. Places within are 32 bits: a thread holds many."""
+    each = tl.arange(0, ROWS)
+    mask = (first + each < end)[:, None] & (column < WIDTH)[None, :]
+    return tl.load(x + tl.cast(first, tl.int64) * x_t + (each[:, None] * x_t + column[None, :]), mask=mask, other=0.0)
+
+
+@triton.jit
+def tile_of(x, place, row, column, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Where numbers of the tile at `place` lie, of tiles that follow each other."""
+    return x + place * (ROWS * WIDTH) + (row[:, None] * WIDTH + column[None, :])
 
 
 @triton.jit
