@@ -1,8 +1,10 @@
 """What transformers itself is off by in bfloat16, beside recorded float32 answers: `python ci/bfloat16_margins.py DIR…`.
 
 Writes bfloat16.json into each folder: the largest error of its logits, hidden states or scores, in standard deviations of the reference;
-the median of the medians of answers' rows, which rows with other experts hardly move; and the largest lead of a greedy token that it
-gives up. `pagoda parity --dtype bfloat16` allows twice that. Each greedy row is computed from the recorded tokens before it, so one early
+the median of the medians of answers' rows, which rows with other experts hardly move; the largest lead of a greedy token that it
+gives up; and of texts alone the error of every row. `pagoda parity --dtype bfloat16` allows twice that, and no more rows far off than here.
+With `--float32` it is float32.json: what the record is off by from float64, for models whose layers run so often that rounding grows.
+Each greedy row is computed from the recorded tokens before it, so one early
 difference does not spoil the rest.
 """
 
@@ -24,13 +26,13 @@ GROWING = ("token_type_ids", "position_mask")
 """Ends of the names of inputs with a column per token of the text, beside `attention_mask`."""
 
 
-def margins(path: Path) -> dict[str, float]:
+def margins(path: Path, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
     """Of one folder, whatever its model answers with."""
     reference = load_file(path / "reference.safetensors")
-    model = _opened(path)
-    fixed = {name.removeprefix("inputs."): _narrow(value) for name, value in reference.items() if name.startswith("inputs.")}
+    model = _opened(path, dtype)
+    fixed = {name.removeprefix("inputs."): _narrow(value, dtype) for name, value in reference.items() if name.startswith("inputs.")}
     compared: list[torch.Tensor] = []
-    lead = 0.0
+    lead, texts = 0.0, not fixed and not model.config.is_encoder_decoder and dtype == torch.bfloat16
     for name in sorted(name.removesuffix(".prompt") for name in reference if name.endswith(".prompt")):
         given = {part.removeprefix(f"{name}."): value for part, value in reference.items() if part.startswith(f"{name}.")}
         if "tokens" in given:
@@ -39,20 +41,21 @@ def margins(path: Path) -> dict[str, float]:
         else:
             compared += _pooled(model, path, given)
     typical = float(torch.stack([rows.median() for rows in compared]).median())
-    return {"error": max(float(rows.max()) for rows in compared), "typical": typical, "lead": lead}
+    told = {"rows": [round(row, 4) for rows in compared for row in rows.tolist()]} if texts and "tokens" in given else {}
+    return {"error": max(float(rows.max()) for rows in compared), "typical": typical, "lead": lead, **told}
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path, dtype: torch.dtype) -> Any:
     """The class that recorded the answers, with eager attention where it has a choice."""
     kind = getattr(transformers, json.loads((path / "reference.json").read_text(encoding="utf-8"))["class"])
     try:
-        return kind.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="eager").eval()
+        return kind.from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
     except ValueError:
-        return kind.from_pretrained(path, dtype=torch.bfloat16).eval()
+        return kind.from_pretrained(path, dtype=dtype).eval()
 
 
-def _narrow(value: torch.Tensor) -> torch.Tensor:
-    return value.bfloat16() if value.is_floating_point() else value
+def _narrow(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return value.to(dtype) if value.is_floating_point() else value
 
 
 def _generated(model: Any, fixed: Tensors, given: Tensors) -> tuple[list[torch.Tensor], float]:
@@ -86,7 +89,7 @@ def _pooled(model: Any, path: Path, given: Tensors) -> Iterator[torch.Tensor]:
         return
     hidden = output.last_hidden_state[0]
     if "linear.weight" in (extra := load_file(path / "model.safetensors")):  # of a ColBERT, which the class of its encoder lacks
-        hidden = hidden @ extra["linear.weight"].bfloat16().t()
+        hidden = hidden @ extra["linear.weight"].to(hidden.dtype).t()
     mean = hidden.float().mean(0)
     yield _off(hidden, given["hidden"])
     yield _off(mean, given["mean"])
@@ -98,15 +101,16 @@ def _off(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
     return (got.float() - want).abs().reshape(len(want), -1).amax(1) / max(float(want.std(unbiased=False)), 1e-9)
 
 
-def main(folders: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     warnings.simplefilter("ignore")
-    for folder in map(Path, folders):
+    single = "--float32" in arguments
+    for folder in (Path(name) for name in arguments if name != "--float32"):
         try:
-            found = margins(folder)
+            found = margins(folder, torch.float64 if single else torch.bfloat16)
         except Exception as trouble:
             print(f"{folder.name}: {type(trouble).__name__}: {str(trouble)[:150]}", flush=True)
             continue
-        (folder / "bfloat16.json").write_text(json.dumps(found) + "\n")
+        (folder / ("float32.json" if single else "bfloat16.json")).write_text(json.dumps(found) + "\n")
         print(f"{folder.name}: {found['error']:.3f}, half the rows {found['typical']:.3f}, leads up to {found['lead']:.3f}", flush=True)
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from pagoda.serving.cli.models import SEES, Row, as_data, as_reasons, as_table, results, rows
 
@@ -24,6 +25,16 @@ the table is why the bridge refuses them.
 """
 
 
+COUNTED = """A model type is what a checkpoint's own config.json calls itself. It counts once in a task, and is green there where every
+checkpoint of it agrees; so what transformers' list of causal classes names twice (Qwen 3.5 and its text model, GPT-SW3 and GPT-2)
+counts once.
+Beside that list are types published under names of their own that another class computes (`ci/more_references.py`); of the list are left
+out those that make no text of tokens: MusicGen (two) and Gemma 4's drafters (two). Gemma 3n is compared with texts alone.
+HRM is judged by twice what transformers' float32 is off by from its own float64 (`ci/bfloat16_margins.py --float32`): its layers run so
+often that rounding grows beyond the usual limit in either.
+"""
+
+
 def documents() -> dict[str, str]:
     """The text of each file, by its name in docs/."""
     swept = results()
@@ -38,7 +49,31 @@ def documents() -> dict[str, str]:
     why = as_reasons(table)
     below = f"\nWhy the bridge refuses the others, or is red:\n\n{why}" if why else ""
     where = f"the last sweep ran on {swept.get('made', '–')} (`{swept.get('device', '–')}`, torch {swept.get('torch', '–')})."
-    return {"models.md": f"{HEAD}\n{count}; {where}\n\n{as_table(table)}{below}", "models.json": as_data(table)}
+    types = f"{COUNTED}\n{counted(swept)}"
+    return {"models.md": f"{HEAD}\n{count}; {where}\n\n{types}\n{as_table(table)}{below}", "models.json": as_data(table)}
+
+
+TASKS = {
+    "causal": "text in, text out of a decoder alone (of models that see: their text classes, and texts alone)",
+    "vlm": "images or videos beside the text", "seq2seq": "a decoder after an encoder of text or sound", "embed": "vectors",
+    "classify": "scores of a text", "reward": "scores of each token",
+}  # fmt: skip
+
+
+def counted(swept: dict[str, Any]) -> str:
+    """Distinct model types by task, as a Markdown table."""
+    met: dict[str, dict[str, list[bool]]] = {task: {} for task in TASKS}
+    for checkpoint in swept["checkpoints"]:
+        task = checkpoint["name"].split("/")[0] if "/" in checkpoint["name"] else "causal"
+        passed = bool(checkpoint["runs"]) and all(run["passed"] for run in checkpoint["runs"])
+        met[task].setdefault(checkpoint["model_type"], []).append(passed)
+    lines = ["| task | what it is | checkpoints | model types | green |", "| --- | --- | --- | --- | --- |"]
+    for task, types in met.items():
+        green = sum(all(each) for each in types.values())
+        lines.append(f"| {task} | {TASKS[task]} | {sum(map(len, types.values()))} | {len(types)} | {green} |")
+    every = {kind for types in met.values() for kind in types}
+    green = {kind for types in met.values() for kind, each in types.items() if all(each)}
+    return "\n".join([*lines, f"| any | | {len(swept['checkpoints'])} | {len(every)} | {len(green)} |"]) + "\n"
 
 
 def _green(table: list[Row]) -> int:

@@ -4,6 +4,8 @@
   token, projected, are its answers.
 * DIR/causal/glm_moe_dsa@shared: GLM 5 with layers that see what another one chose.
 * DIR/embed/electra@narrow: ELECTRA whose embeddings are half as wide as its layers.
+* DIR/causal/{baichuan,internlm3,iquestcoder,kimi_k2,stablelm_epoch}: published under names of their own, and computed as Llama (with a KV
+  head for each head in Baichuan), DeepSeek V3 and StableLM.
 """
 
 from __future__ import annotations
@@ -40,6 +42,25 @@ def colbert(folder: Path) -> None:
     save_file(answers, target / "reference.safetensors")
 
 
+def published(folder: Path, kind: str, name: str, architecture: str, **values: object) -> None:
+    """DIR/causal/`kind` under the name of another model that computes the same; its answers are the recorded ones."""
+    source, target = folder / "causal" / kind, folder / "causal" / name
+    shutil.copytree(source, target, dirs_exist_ok=True)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8")) | {"architectures": [architecture], "model_type": name}
+    kept = {key: value for key, value in {**config, **values}.items() if value is not None}
+    (target / "config.json").write_text(json.dumps(kept, indent=1), encoding="utf-8")
+
+
+def baichuan(folder: Path) -> None:
+    published(folder, "llama@mha", "baichuan", "BaichuanForCausalLM", num_key_value_heads=None, head_dim=None)
+    path = folder / "causal/baichuan/model.safetensors"
+    tensors = load_file(path)
+    for at in sorted({name.partition(".self_attn.")[0] for name in tensors if ".self_attn." in name}):
+        parts = [tensors.pop(f"{at}.self_attn.{part}_proj.weight") for part in "qkv"]
+        tensors[f"{at}.self_attn.W_pack.weight"] = torch.cat(parts)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
 def variant(folder: Path, kind: str, name: str, changes: dict[str, object], *more: str) -> None:
     overrides, make = import_module("parity.overrides"), import_module("parity.make")
     overrides.VARIANTS[kind] = {name: changes}
@@ -53,5 +74,16 @@ def more(folder: Path) -> None:
     variant(folder, "electra", "narrow", {"embedding_size": 32}, "--task", "embed")
 
 
+def renamed(folder: Path) -> None:
+    """Those that other models compute; DIR/causal has to hold these."""
+    variant(folder, "llama", "mha", {"num_key_value_heads": 4})
+    baichuan(folder)
+    published(folder, "llama", "internlm3", "InternLM3ForCausalLM", qkv_bias=False)
+    published(folder, "llama", "iquestcoder", "IQuestCoderForCausalLM")
+    published(folder, "deepseek_v3", "kimi_k2", "DeepseekV3ForCausalLM")
+    published(folder, "stablelm", "stablelm_epoch", "StableLMEpochForCausalLM")
+
+
 if __name__ == "__main__":
     more(Path(sys.argv[1]).absolute())
+    renamed(Path(sys.argv[1]).absolute())

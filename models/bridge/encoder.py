@@ -26,8 +26,10 @@ NO_TOKEN = -1
 
 BOTH_WAYS, BOUNDED = ("paligemma", "molmo2"), ("gemma3", "shieldgemma2")
 """Model types in which tokens of an image see each other in both directions; `BOUNDED`: within the window of each layer."""
-OTHERS = ("gemma3n", "gemma4_unified", "diffusion_gemma", "pi0")
+OTHERS = ("gemma4_unified", "diffusion_gemma", "pi0")
 """Model types whose masks depend on where images lie in ways that no reference here shows."""
+TEXT_ALONE = ("gemma3n",)
+"""Those whose images no reference here shows; a text is served."""
 
 EXPERTS_BY_KIND = "moe_mm_token_type_ids"
 """By which some language models have other experts for an image's tokens."""
@@ -74,7 +76,7 @@ def media_facts(module: Module, body: str, width: int) -> MediaFacts | None:
     places = (parent, module, module.get_submodule(body))
     able = (kind for kind, names in TAKES.items() if any(hasattr(part, name) for part in places for name in names))
     taken = tuple(kind for kind in able if getattr(module.config, f"{kind}_token_id", 0) != NO_TOKEN)
-    if not taken:
+    if not taken or module.config.model_type in TEXT_ALONE:
         return None
     _check(module, body)
     levels = len(getattr(getattr(module.config, "vision_config", None), "deepstack_visual_indexes", None) or ())

@@ -12,19 +12,30 @@ from typing import Any
 
 import torch
 from pagoda.hal.comm import Communicator, Topology
-from pagoda.hal.device import Backend
+from pagoda.hal.device import Backend, Device
 from pagoda.hal.discovery import find
 from pagoda.hal.errors import ConfigError, PagodaError
 from pagoda.hal.info import Feature
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import Checkpoint, describe, load_model, open_checkpoint
+from pagoda.models.model import Model
 from pagoda.models.parallel.shard import Shard
 from pagoda.ops.table import kernel_table
 from pagoda.serving.cli.parity_answers import engine_findings, greedy_params, logprobs_finding
 from pagoda.serving.cli.parity_crossed import NAME, is_crossed, run_crossed
 from pagoda.serving.cli.parity_media import check_media, is_media
 from pagoda.serving.cli.parity_pooled import check_pooled, is_pooled
-from pagoda.serving.conformance.comparison import TOLERANCES, Finding, Terms, Tolerance, compare_greedy, compare_typical, compare_values
+from pagoda.serving.conformance.comparison import (
+    TOLERANCES,
+    Finding,
+    Terms,
+    Tolerance,
+    compare_beside,
+    compare_greedy,
+    compare_typical,
+    compare_values,
+    rows_off,
+)
 from pagoda.serving.frontend.outputs import RequestOutput
 from pagoda.serving.sdk import LLM
 from safetensors.torch import load_file
@@ -86,7 +97,8 @@ def _compared(path: Path, backend: Backend, reference: Reference, terms: Terms) 
     if is_crossed(reference):
         outputs = run_crossed(path, backend.name, reference, terms, greedy_params(reference, NAME))
         return [found for output in outputs for found in _findings(NAME, output, reference, terms.tolerance)]
-    return [*_check_model(open_checkpoint(path), backend, reference, terms), *_check_engine(path, backend.name, reference, terms)]
+    beside = _beside(path, terms.dtype)
+    return [*_check_model(open_checkpoint(path), backend, reference, terms, beside), *_check_engine(path, backend.name, reference, terms)]
 
 
 def _usual(path: Path, dtype: str) -> Tolerance:
@@ -102,6 +114,13 @@ def _usual(path: Path, dtype: str) -> Tolerance:
     return Tolerance(error, max(usual.tie, 2 * margins["lead"], margins["error"]), typical)
 
 
+def _beside(path: Path, dtype: str) -> torch.Tensor | None:
+    """What each row of the recorded texts is off by in the oracle itself, prompt by prompt, where that was measured."""
+    measured = path / f"{dtype}.json"
+    rows = json.loads(measured.read_text(encoding="utf-8")).get("rows") if measured.is_file() else None
+    return None if rows is None else torch.tensor(rows, dtype=torch.float64)
+
+
 def turns(reference: Reference) -> list[list[str]]:
     """Names of the prompts, grouped as they are to be sent: alone, and those that begin with b together."""
     names = sorted(name.removesuffix(".prompt") for name in reference if name.endswith(".prompt"))
@@ -109,23 +128,26 @@ def turns(reference: Reference) -> list[list[str]]:
     return [*([name] for name in names if name not in together), *([together] if together else [])]
 
 
-def _check_model(checkpoint: Checkpoint, backend: Backend, reference: Reference, terms: Terms) -> list[Finding]:
+def _check_model(
+    checkpoint: Checkpoint, backend: Backend, reference: Reference, terms: Terms, beside: torch.Tensor | None = None
+) -> list[Finding]:
     """The model alone; all ranks run in threads of this process, rank 0 is compared."""
     address = f"127.0.0.1:{_free_port()}"
     groups = [Topology(rank, terms.ranks, address, "tp") for rank in range(terms.ranks)]
     with ThreadPoolExecutor(terms.ranks) as pool:
-        jobs = [pool.submit(_rank, checkpoint, backend, reference, topology, terms.dtype) for topology in groups]
+        jobs = [pool.submit(_rank, checkpoint, backend, reference, topology, terms.dtype, beside is not None) for topology in groups]
         results = [job.result() for job in jobs]
-    answers, full = results[0]
+    answers, full, rows = results[0]
     findings = [finding for name, answer in answers.items() for finding in _greedy(name, answer, reference, terms.tolerance)]
     if full is not None:
         findings.append(compare_values(f"{FULL}.full_logits", full, reference[f"{FULL}.full_logits"], terms.tolerance))
-    return findings
+    return findings if beside is None or rows is None else [*findings, compare_beside(rows, beside, terms.tolerance)]
 
 
 def _rank(
-    checkpoint: Checkpoint, backend: Backend, reference: Reference, topology: Topology, dtype: str
-) -> tuple[dict[str, Answer], torch.Tensor | None]:
+    checkpoint: Checkpoint, backend: Backend, reference: Reference, topology: Topology, dtype: str, whole: bool
+) -> tuple[dict[str, Answer], torch.Tensor | None, torch.Tensor | None]:
+    """Greedy answers, logits of a prompt's every position, and, of the `whole` recorded texts, what each row is off by."""
     device = backend.open(topology.rank if len(backend.devices()) > 1 else 0)
     table = kernel_table(backend, device.info)
     description = describe(checkpoint, dtype=dtype, shard=Shard(topology.rank, topology.world), table=table)
@@ -141,9 +163,24 @@ def _rank(
         prompt = _prompt(reference, FULL)
         run = DirectRun(model, device, 1, len(prompt))
         full = run.logits(run.step([(0, prompt)]).hidden)
+    texts = _recorded(model, device, reference) if whole and model.facts.length_epochs is None else None
     if communicator is not None:
         communicator.close()
-    return answers, full
+    return answers, full, texts
+
+
+def _recorded(model: Model, device: Device, reference: Reference) -> torch.Tensor:
+    """What the logits of recorded texts are off by, row by row: of the answer, then of the prompt where all of it was recorded."""
+    off = []
+    for name in sorted(name for names in turns(reference) for name in names):
+        prompt, want = _prompt(reference, name), reference[f"{name}.logits"]
+        ids = [*prompt, *reference[f"{name}.tokens"].tolist()]
+        run = DirectRun(model, device, 1, len(ids))
+        got = run.logits(run.step([(0, ids)]).hidden)
+        off.append(rows_off(got[len(prompt) - 1 :][: len(want)], want))
+        if f"{name}.full_logits" in reference:
+            off.append(rows_off(got[: len(prompt)], reference[f"{name}.full_logits"]))
+    return torch.cat(off)
 
 
 def _greedy(name: str, answer: Answer, reference: Reference, tolerance: Tolerance) -> tuple[Finding, Finding]:

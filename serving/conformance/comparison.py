@@ -47,14 +47,19 @@ class Finding:
     median: float | None = None
 
 
+def rows_off(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """The largest error of each row, in standard deviations of the reference, float64."""
+    wide, reference = got.double(), want.double()
+    return (wide - reference).abs().reshape(len(want), -1).amax(1) / max(float(reference.std(unbiased=False)), 1e-9)
+
+
 def compare_values(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: Tolerance) -> Finding:
     """Numbers against numbers of the same shape."""
     if got.shape != want.shape:
         return Finding(name, False, note=f"shape {list(got.shape)} instead of {list(want.shape)}")
     if not bool(torch.isfinite(got).all()):
         return Finding(name, False, note="not finite")
-    wide, reference = got.double(), want.double()
-    rows = (wide - reference).abs().reshape(got.shape[0], -1).amax(1) / max(float(reference.std(unbiased=False)), 1e-9)
+    rows = rows_off(got, want)
     error = float(rows.max())
     return Finding(name, error <= tolerance.error, error, got.shape[0], median=float(rows.median()))
 
@@ -64,6 +69,27 @@ def compare_typical(findings: Sequence[Finding], tolerance: Tolerance) -> Findin
     medians = torch.tensor([finding.median for finding in findings if finding.median is not None], dtype=torch.float64)
     typical = float(medians.median()) if len(medians) else math.inf
     return Finding("half of all rows", typical <= tolerance.typical, typical, len(medians))
+
+
+FAR = 0.25
+"""Standard deviations of the reference from which a row is far off, beside what a tolerance calls so."""
+UNEXPLAINED = 2.5
+"""Standard deviations of a coin thrown for each row that is far off on one side alone; beyond, it is no coin."""
+
+
+def compare_beside(rows: torch.Tensor, others: torch.Tensor, tolerance: Tolerance) -> Finding:
+    """Whether more rows `[R]` are far off than of the oracle's own in the same dtype (`others`).
+
+    Rows in which rounding turns an expert say nothing by how far off they are; but as many should turn here as there. Those that are
+    far off on one side alone are counted (McNemar's test): (ours − theirs) / √(ours + theirs), where it is most of two limits.
+    """
+
+    def beyond(limit: float) -> float:
+        ours, theirs = int(((rows > limit) & (others <= limit)).sum()), int(((rows <= limit) & (others > limit)).sum())
+        return (ours - theirs) / math.sqrt(max(ours + theirs, 1))
+
+    most = max(beyond(max(tolerance.typical, TOLERANCES["bfloat16"].error)), beyond(FAR))
+    return Finding("rows that only we have far off", most <= UNEXPLAINED, most, len(rows))
 
 
 def compare_greedy(

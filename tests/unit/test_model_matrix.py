@@ -12,6 +12,9 @@ from pagoda.models.registry import families
 from pagoda.serving.cli.models import Row, results, rows
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "ci"))
+
+from model_matrix import counted  # noqa: E402
 
 
 def matrix(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,6 +64,18 @@ def test_a_difference_on_any_ranks_makes_it_red() -> None:
 def test_what_no_family_serves_is_unsupported() -> None:
     found = row("StrangeForCausalLM", checkpoint("StrangeForCausalLM"))
     assert (found.support, found.parity, found.tasks) == ("unsupported", "untested", ())
+
+
+def test_a_model_type_counts_once_in_a_task_and_is_green_where_all_of_it_agrees() -> None:
+    found = [("a", "one", True), ("b", "one", True), ("c", "two", False), ("d", "two", True), ("vlm/a", "one", True), ("e", "three", True)]
+    swept = {
+        "checkpoints": [
+            {"name": name, "model_type": kind, "architecture": "X", "runs": [{"tp": 1, "passed": passed}]} for name, kind, passed in found
+        ]
+    }
+    rows = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[3:6]] for line in counted(swept).splitlines()[2:]}
+    assert rows["causal"] == ["5", "3", "2"] and rows["vlm"] == ["1", "1", "1"] and rows["any"] == ["6", "3", "2"]
+    assert sum(int(row[0]) for name, row in rows.items() if name != "any") == 6
 
 
 def test_the_command_prints_the_committed_data() -> None:
