@@ -68,7 +68,8 @@ class Slots:
         self.tokens[slot, :length] = sequence.tokens
         self.known[slot] = self.total[slot] = length
         self.computed[slot] = self.committed[slot] = computed
-        self.prompt[slot], self.limit[slot], self.floor[slot] = prompt, sequence.limit, prompt + params.min_tokens
+        self.prompt[slot], self.limit[slot] = prompt, sequence.limit
+        self.floor[slot] = min(prompt + params.min_tokens, sequence.limit)
         self.in_flight[slot] = self.drafted[slot] = 0
         self.jumped[slot] = False
         self.skips[slot] = params.unedited and not self.drafting

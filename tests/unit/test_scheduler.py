@@ -7,6 +7,7 @@ import pytest
 from pagoda.hal.errors import CapacityError, ConfigError, RequestError
 from pagoda.hal.kv import CacheKind
 from pagoda.serving.engine.messages import FinishReason
+from pagoda.serving.engine.params import _RANGES
 from pagoda.serving.engine.plan import ON_DEVICE, StepResult
 from pagoda.serving.engine.scheduler import Scheduler, SchedulerConfig
 from pagoda.serving.engine.sequence import State
@@ -314,3 +315,16 @@ def test_sliding_and_chunked_groups_drop_what_no_query_reads():
     toy.drain()
     assert toy.deltas["b"][0].cached_tokens == 28
     toy.check_tokens("b")
+
+
+@pytest.mark.parametrize("max_tokens", [None, 2**31 - 1])
+def test_no_end_of_a_range_ends_the_engine(max_tokens):
+    for name, low, high in _RANGES:
+        for value in {low, high} if name != "n" else {1}:
+            if name == "max_tokens" or (name == "min_tokens" and max_tokens is not None and value > max_tokens):
+                continue
+            toy = Toy()
+            toy.submit("a", range(20), max_tokens=max_tokens, **{name: value})
+            toy.submit("b", range(20), max_tokens=3, ignore_eos=True)
+            toy.drain()
+            assert len(toy.tokens["b"][0]) == 3 and toy.ended.count("a") == 1
