@@ -270,6 +270,12 @@ class Builder:
             else NormBlock.hollow()
         )
 
+    def pack(self, kernel: KernelRun, weights: Callable[[], Mapping[str, torch.Tensor]]) -> Any:
+        """What `kernel` makes of tensors of this builder, and once more when they are read again."""
+        packed = kernel.pack(weights())
+        self._refill.append(lambda: kernel.pack(weights(), packed))
+        return packed
+
     def fusion(self, op: str, path: str, page_size: int | None = None) -> Site | None:
         """What became on this device of the rule that puts `op` at `path`; None where its sequence does not begin there."""
         site = self.sites.get((op, path))

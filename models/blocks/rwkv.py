@@ -28,13 +28,17 @@ class Blends:
         kernel = build.kernel("causal_conv1d", ConvFacts(build.numerics.dtype, self._count * width, 2, activation="none"))
         self.part = StatePart((self._count * width, 1), build.numerics.dtype)
         if build.loading:
-            share = torch.cat([each.flatten() for each in shares])  # type: ignore[union-attr]
-            self._run, self._packed = kernel.run, kernel.pack({"weight": torch.stack([1 - share, share], dim=-1)})
+            self._run, self._packed = kernel.run, build.pack(kernel, lambda: _taps(shares))  # type: ignore[arg-type]
 
     def __call__(self, x: torch.Tensor, pages: torch.Tensor, batch: StateBatch) -> list[torch.Tensor]:
         """x `[T, width]` → as many of the same shape as there are names."""
         blended = self._run(self._packed, x.repeat(1, self._count), pages, batch)
         return [each.contiguous() for each in blended.chunk(self._count, dim=-1)]
+
+
+def _taps(shares: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    share = torch.cat([each.flatten() for each in shares])
+    return {"weight": torch.stack([1 - share, share], dim=-1)}
 
 
 class TimeMixBlock(StateMixer):

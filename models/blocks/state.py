@@ -60,7 +60,8 @@ class ConvBlock:
         if build.loading:
             assert weight is not None
             self._run = kernel.run
-            self._packed = kernel.pack({"weight": weight.squeeze(1)} | ({"bias": bias} if bias is not None else {}))
+            weights = {"weight": weight.squeeze(1)} | ({"bias": bias} if bias is not None else {})
+            self._packed = build.pack(kernel, lambda: weights)
 
     def __call__(self, x: torch.Tensor, pages: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """x `[T, channels]` → the same shape."""

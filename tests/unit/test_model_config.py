@@ -13,12 +13,15 @@ from pagoda.hal.errors import CheckpointError, ConfigError, ModelError
 from pagoda.hal.info import DeviceInfo
 from pagoda.hal.table import KernelTable
 from pagoda.models.config import Config
+from pagoda.models.direct import DirectRun
 from pagoda.models.load import Checkpoint, describe, load_model, open_checkpoint
 from pagoda.models.loading.memory_source import MemorySource
 from pagoda.models.parallel.shard import Shard
 from pagoda.models.rope import LinearScaling, YarnScaling
 from pagoda.models.spec import Window
+from safetensors.torch import load_file
 from spec_samples import opened
+from tiny_checkpoints import make
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -196,6 +199,23 @@ def test_refill_reads_the_weights_into_the_same_places() -> None:
     tensors["lm_head.weight"].mul_(2)
     model.refill()
     assert torch.allclose(model.logits(hidden), before * 2)
+
+
+@pytest.mark.parametrize("name", ["Mamba2", "Rwkv"])
+def test_refill_reads_what_a_convolution_packed_too(name: str, tmp_path: Path) -> None:
+    sizes = {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 8, "expand": 2}
+    make(tmp_path, name, **(sizes if name == "Mamba2" else {"attention_hidden_size": 48, "intermediate_size": 80, "rescale_every": 0}))
+    config, tensors = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / "model.safetensors")
+    device, table = opened()
+    source = Checkpoint(config, {}, lambda: MemorySource(tensors), "test")
+    model = load_model(describe(source, dtype="float32"), device, table)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in tensors.values():
+        tensor.copy_(torch.rand(tensor.shape, generator=generator))
+    model.refill()
+    fresh = load_model(describe(source, dtype="float32"), device, table)
+    hidden = [DirectRun(each, device, 1, 32).step([(0, [3, 5, 9, 4])]).hidden for each in (model, fresh)]
+    torch.testing.assert_close(*hidden)
 
 
 def test_reader_counts_nested_keys_once_read() -> None:
