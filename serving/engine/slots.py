@@ -104,7 +104,7 @@ class Slots:
         """What binds after a number of tokens alone does so from there on; where rows have drafts, from where these reach it."""
         structured = params.structured_outputs
         grace = structured.grace if structured is not None and grammar else 0
-        turn = int(self.prompt[slot]) + grace - self.drafting * MOST_DRAFTS
+        turn = min(int(self.prompt[slot]) + grace - self.drafting * MOST_DRAFTS, NEVER)
         self.frees[slot] = structured is not None and structured.free
         self.follows[slot] = grammar and length >= turn
         self.turn[slot] = turn if length < turn and grace else NEVER

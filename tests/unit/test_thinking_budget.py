@@ -228,3 +228,14 @@ def test_the_prompt_says_which_mark_has_opened_the_thoughts() -> None:
     made = budgeted(None, 5, answers, "<assistant><ifm|think_fast>\n", "x")
     assert made is not None and made.thinking is not None and (made.thinking.begun, made.thinking.opened) == (True, 1)
     assert budgeted(None, 5, answers, "<ifm|think_fast>\n</ifm|think_fast>\n\n", "x") is None
+
+
+@pytest.mark.parametrize("budget", [2**31 - 1, 2**31 - 20])
+async def test_a_budget_beyond_any_answer_binds_nothing_and_ends_nobody(budget: int) -> None:
+    prompt = [2, *range(3, 20)]
+    client = await InProcessClient.start(engine)
+    try:
+        assert await ask(client, asking("a", prompt, budget, 24)) == [dense_greedy(ToyModel(), prompt, 24)]
+        assert await ask(client, toy_request("b", prompt, 4)) == [dense_greedy(ToyModel(), prompt, 4)]
+    finally:
+        await client.close()
