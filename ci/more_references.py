@@ -5,7 +5,7 @@
 * DIR/causal/glm_moe_dsa@shared: GLM 5 with layers that see what another one chose.
 * DIR/embed/electra@narrow: ELECTRA whose embeddings are half as wide as its layers.
 * DIR/causal/{baichuan,internlm3,iquestcoder,kimi_k2,stablelm_epoch}: published under names of their own, and computed as Llama (with a KV
-  head for each head in Baichuan), DeepSeek V3 and StableLM.
+  head for each head in Baichuan), DeepSeek V3 and StableLM; DIR/vlm/kimi_vl likewise as Kimi K2.5 with one image.
 """
 
 from __future__ import annotations
@@ -61,6 +61,37 @@ def baichuan(folder: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+def kimi_vl(folder: Path) -> None:
+    source, target = folder / "vlm/kimi_k25", folder / "vlm/kimi_vl"
+    shutil.copytree(source, target, dirs_exist_ok=True)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    vision = {name.replace("pos_emb_", "init_pos_emb_"): value for name, value in config["vision_config"].items() if name in MOONVIT}
+    published = {
+        "architectures": ["KimiVLForConditionalGeneration"], "model_type": "kimi_vl", "ignore_index": -100,
+        "media_placeholder_token_id": config["image_token_id"], "vision_config": {**vision, "model_type": "moonvit"},
+        "text_config": {**config["text_config"], "tie_word_embeddings": config["tie_word_embeddings"]},
+    }  # fmt: skip
+    (target / "config.json").write_text(json.dumps(published, indent=1), encoding="utf-8")
+    own = {"mm_projector.proj.0.": "multi_modal_projector.linear_1.", "mm_projector.proj.2.": "multi_modal_projector.linear_2."}
+    # What transformers makes of these names when it saves is not what it reads.
+    own |= {
+        "model.mm_projector.pre_norm.": "multi_modal_projector.pre_norm.",
+        "language_model.model.blocks.": "language_model.model.layers.",
+    }
+    own["vision_tower.encoder.patch_embed."] = "vision_tower.patch_embed."
+    tensors = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        start = next((theirs for theirs in own if name.startswith(theirs)), "")
+        tensors[own.get(start, "") + name.removeprefix(start)] = tensor
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+
+
+MOONVIT = (
+    "patch_size", "pos_emb_height", "pos_emb_width", "num_attention_heads", "num_hidden_layers", "hidden_size", "intermediate_size",
+    "merge_kernel_size",
+)  # fmt: skip
+
+
 def variant(folder: Path, kind: str, name: str, changes: dict[str, object], *more: str) -> None:
     overrides, make = import_module("parity.overrides"), import_module("parity.make")
     overrides.VARIANTS[kind] = {name: changes}
@@ -75,13 +106,14 @@ def more(folder: Path) -> None:
 
 
 def renamed(folder: Path) -> None:
-    """Those that other models compute; DIR/causal has to hold these."""
+    """Those that other models compute; DIR/causal and DIR/vlm have to hold these."""
     variant(folder, "llama", "mha", {"num_key_value_heads": 4})
     baichuan(folder)
     published(folder, "llama", "internlm3", "InternLM3ForCausalLM", qkv_bias=False)
     published(folder, "llama", "iquestcoder", "IQuestCoderForCausalLM")
     published(folder, "deepseek_v3", "kimi_k2", "DeepseekV3ForCausalLM")
     published(folder, "stablelm", "stablelm_epoch", "StableLMEpochForCausalLM")
+    kimi_vl(folder)
 
 
 if __name__ == "__main__":
