@@ -14,8 +14,13 @@ from pagoda.serving.engine.plan import IntArray
 
 def check_ids(request: EngineRequest, vocab_size: int) -> None:
     """Raises `RequestError` naming the first token id, and its field, that the model does not have."""
-    _check("prompt", request.prompt, vocab_size)
+    check_prompt(request.prompt, vocab_size)
     _check_params(request.params, vocab_size)
+
+
+def check_prompt(prompt: Sequence[int], vocab_size: int) -> None:
+    """The same of a prompt alone, for whoever reads it before there is a request."""
+    _check("prompt", prompt, vocab_size)
 
 
 def checked_prompt(request: EngineRequest, vocab_size: int) -> IntArray:

@@ -259,3 +259,11 @@ async def test_our_own_bugs_are_500s_without_details(caplog):
 
 def test_the_limit_of_the_toy_is_the_one_in_the_cases():
     assert MAX_LEN == 4096
+
+
+async def test_ids_that_no_tokenizer_has_are_refused_before_they_are_read(toy):
+    for token in (10**30, -1, 2**31):
+        for fields in ({}, {"thinking_token_budget": 0}, {"return_prompt_text": True}, {"bad_words": ["x"]}, {"echo": True}):
+            response = await toy.complete([token], **fields)
+            assert response.status_code == 400, (fields, response.text)
+            assert response.json()["error"]["param"] == "prompt"

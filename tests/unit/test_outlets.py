@@ -139,8 +139,32 @@ def bind_narrow(config: ServerConfig) -> socket.socket:
     return sock
 
 
+HIGH_WATER = 64 << 10
+"""What asyncio lets wait for a client before it says so."""
+
+
+def watch_buffers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes that wait for a client after each write."""
+    sizes: list[int] = []
+    real = Connection.opened
+
+    def opened(self: Connection, transport: Any) -> None:
+        write = transport.write
+
+        def watched(data: bytes) -> None:
+            write(data)
+            sizes.append(transport.get_write_buffer_size())
+
+        transport.write = watched
+        real(self, transport)
+
+    monkeypatch.setattr(Connection, "opened", opened)
+    return sizes
+
+
 async def test_a_reader_that_pauses_gets_all_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toy_server.bind", bind_narrow)
+    sizes = watch_buffers(monkeypatch)
     engine = Watched()
     async with toy_server(engine) as toy:
         body = json.dumps({"prompt": list(b"ab" * 900), "max_tokens": 2200, "ignore_eos": True, "stream": True})
@@ -158,6 +182,7 @@ async def test_a_reader_that_pauses_gets_all_in_order(monkeypatch: pytest.Monkey
     assert engine.taken > engine.refused
     texts = [choice["text"] for record in events(unchunked(b"".join(parts))) for choice in record["choices"]]
     assert "".join(texts) == "ab" * 1100
+    assert HIGH_WATER < max(sizes) < HIGH_WATER + 4096, "no more waits for it than is let, whatever the answer's length"
 
 
 def unchunked(answer: bytes) -> str:

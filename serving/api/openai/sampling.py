@@ -13,6 +13,7 @@ from pagoda.serving.api.openai.structured import structured_output
 from pagoda.serving.api.service import Service
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.params import LogprobsMode, RepetitionDetection, SamplingParams
+from pagoda.serving.engine.token_ids import check_prompt
 from pagoda.serving.frontend.parsers.events import PROMPT_END
 from pagoda.serving.frontend.processor import Encoded
 from pagoda.serving.frontend.structured.answers import budgeted
@@ -134,6 +135,7 @@ def _budgeted(service: Service, request: GenerationRequest, settings: dict[str, 
     budget = request.thinking_token_budget
     if budget in (None, -1):
         return settings
+    check_prompt(prompt, service.client.facts.vocab_size)
     end = service.text.tokenizer.decode(prompt[-PROMPT_END:], skip_special_tokens=False)
     bound = budgeted(settings.get("structured_outputs"), budget, service.text.answers, end, "thinking_token_budget")
     return settings if bound is None else {**settings, "structured_outputs": bound}
