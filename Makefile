@@ -8,6 +8,7 @@ TORCH_INDEX ?=
 
 # The environment of `make test-tpu`: torch-xla wants an older torch. TPU_LEVELS="0 2" runs those levels alone.
 TPU_VENV ?= .venv-tpu
+JOBS ?= 2
 TPU_LEVELS ?= 0 1 2 3 4 5
 TPU_REPORT ?= docs/vendor/tpu-conformance
 
@@ -31,8 +32,8 @@ install: $(VENV)/.installed  ## make .venv and install what serving needs
 
 dev: $(VENV)/.installed-dev  ## the same, with what tests and linters need
 
-test: $(VENV)/.installed-dev  ## the test suite, with the 20 slowest tests
-	$(BIN)/python -m pytest -q --durations=20 -m "not heavy" tests
+test: $(VENV)/.installed-dev  ## the test suite in JOBS processes (2), with the 20 slowest tests
+	$(BIN)/python -m pytest -q --durations=20 -n $(JOBS) --dist loadfile -m "not heavy" tests
 
 test-heavy: $(VENV)/.installed-triton  ## the tests over five seconds
 	$(BIN)/python -m pytest -q --durations=20 -m heavy tests
