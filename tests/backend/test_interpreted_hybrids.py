@@ -13,10 +13,16 @@ from tiny_checkpoints import make
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20}
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "head_dim": 16}
 STATES = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 6, "mamba_n_groups": 2, "mamba_chunk_size": 8}
+KIMI = {
+    "kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "num_key_value_heads": 4,
+    "linear_num_heads": 2, "linear_head_dim": 8, "num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 24,
+    "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "dense"],
+}  # fmt: skip
 ATTENTION = {"paged_attention", "causal_conv1d"}
 CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "Bamba": ({**STATES, "attn_layer_indices": [1]}, ATTENTION | {"ssd_scan"}),
+    "Bamba": ({**STATES, "attn_layer_indices": [1]}, ATTENTION | {"ssd_scan", "gated_norm"}),
     "Qwen3Next": ({**EXPERTS, **DELTA, "num_hidden_layers": 4, "decoder_sparse_step": 2}, ATTENTION | {"gated_delta_rule", "moe_mlp"}),
+    "KimiLinear": (KIMI, {"causal_conv1d", "gated_delta_rule", "gated_norm"}),
     "Jamba": ({"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1}, ATTENTION | {"selective_scan"}),
     "Rwkv": ({"attention_hidden_size": 48, "intermediate_size": 80, "rescale_every": 0}, {"wkv"}),
 }
