@@ -97,7 +97,8 @@ def test_the_guides_program(server):
     done = subprocess.run(
         [sys.executable, "-c", program.replace("127.0.0.1:50051", server.grpc)], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0 and len(done.stdout.splitlines()) > 4, done.stderr
+    # One answer as a whole, one in pieces (how many depends on who reads how soon), tokens.
+    assert done.returncode == 0 and len(done.stdout.splitlines()) >= 3, done.stderr
 
 
 def test_deadlines_and_cancelled_calls_reach_the_real_engine(server):
