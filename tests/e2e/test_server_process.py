@@ -19,15 +19,21 @@ LONG = {"prompt": "abc", "max_tokens": 60, "ignore_eos": True, "stream": True}
 
 
 class Running:
-    """A request in a thread."""
+    """A request in a thread. `begun`: something of its answer is here."""
 
     def __init__(self, url, body, path="/v1/completions"):
         self.response = None
+        self.begun = threading.Event()
         self._thread = threading.Thread(target=self._send, args=(url + path, body), daemon=True)
         self._thread.start()
 
     def _send(self, url, body):
-        self.response = httpx.post(url, json=body, timeout=LIMIT_S)
+        with httpx.stream("POST", url, json=body, timeout=LIMIT_S) as response:
+            parts = []
+            for part in response.iter_raw():
+                parts.append(part)
+                self.begun.set()
+        self.response = httpx.Response(response.status_code, content=b"".join(parts))
 
     def join(self):
         self._thread.join(LIMIT_S)
@@ -57,7 +63,7 @@ def test_requests_that_outlast_the_drain_are_aborted():
     with ServerProcess.toy(held=9, shutdown_timeout=0.3) as server:
         streamed = Running(server.where, {**LONG, "max_tokens": 4000})
         whole = Running(server.where, {**LONG, "max_tokens": 4000, "stream": False})
-        until(lambda: httpx.get(f"{server.where}/stats").json()["generation_tokens"] > 4)
+        until(streamed.begun.is_set)
         until(lambda: httpx.get(f"{server.where}/load").json()["server_load"] == 2)
         server.signal(signal.SIGTERM)
         assert events(streamed.join().text)[-1]["choices"][0]["finish_reason"] == "abort"
@@ -87,7 +93,8 @@ def test_a_dead_engine_ends_the_server_with_an_error():
     with ServerProcess.toy(held=9) as server:
         streamed = Running(server.where, LONG)
         whole = Running(server.where, {**LONG, "stream": False})
-        until(lambda: httpx.get(f"{server.where}/stats").json()["generation_tokens"] > 4)
+        until(streamed.begun.is_set)
+        until(lambda: httpx.get(f"{server.where}/load").json()["server_load"] == 2)
         server.signal(signal.SIGUSR1)
         assert events(streamed.join().text)[-1]["error"]["code"] == "engine_dead"
         assert whole.join().status_code == 503
