@@ -53,6 +53,7 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         *_expert_block_kernels(),
         _native("rms_norm", "NativeRmsNorm"),
         _native("add_rms_norm", "NativeAddRmsNorm"),
+        _native("gated_norm", "NativeGatedNorm"),
         _native("activation", "NativeActivation"),
         _native("gated_activation", "NativeGatedActivation"),
         _native("rope", "NativeRope"),

@@ -18,7 +18,7 @@ from pagoda.ops.attention import AttentionFacts, PagedBatch
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.native.arena import arena
 from pagoda.ops.native.library import PAGE_TYPES, TYPES, AttentionArgs, BatchArgs, GemmArgs, Native, PagesArgs, load
-from pagoda.ops.norm import NormFacts
+from pagoda.ops.norm import GatedNormFacts, NormFacts
 from pagoda.ops.rope import RopeFacts
 from pagoda.ops.sampling import SamplingFacts, SamplingRows
 
@@ -131,6 +131,29 @@ class NativeAddRmsNorm(NativeRmsNorm):
             flat.data_ptr(), flat.stride(0), where, width, weight, *self._static, flat.shape[0], width, out.data_ptr(), where, _threads()
         )
         return out, total
+
+
+class NativeGatedNorm(PlainKernel):
+    """`gated_norm`."""
+
+    facts: GatedNormFacts
+
+    def __init__(self, facts: GatedNormFacts, native: Native | None = None) -> None:
+        super().__init__(facts)
+        self._norm = (native or load()).gated_norm
+        step = facts.width if facts.weight == "own" else 0
+        self._static = (step, facts.eps, TYPES[facts.dtype], int(facts.gate == "silu"), int(facts.gate_first))
+
+    def pack(self, weights: Mapping[str, torch.Tensor], out: Any | None = None) -> Any:
+        return weights["weight"].contiguous() if out is None else out.copy_(weights["weight"])
+
+    def run(self, packed: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        facts, x, gate = self.facts, _rows(x), _rows(gate)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        rows = (x.data_ptr(), x.stride(0), gate.data_ptr(), gate.stride(0))
+        sizes = (x.shape[0], facts.groups, facts.width)
+        self._norm(*rows, packed.data_ptr(), *self._static, *sizes, out.data_ptr(), _threads())
+        return out
 
 
 ACTIVATION_CODES = {

@@ -72,6 +72,10 @@ struct PgTable {
                const float* cos, const float* sin, int64_t angle_stride, int threads);
   void (*rms_norm)(const void* x, int64_t x_stride, const void* residual, int64_t residual_stride, const void* weight, float offset, float eps,
                    int type, int64_t rows, int64_t width, void* out, void* total, int threads);
+  // Each of the `groups` parts of a row, `width` numbers, by itself. weight_step: from one part's weights to the next one's, 0 where all share
+  // them. silu: what becomes of the gate, else its sigmoid. gate_first: multiplied before the norm, else after it.
+  void (*gated_norm)(const void* x, int64_t x_stride, const void* gate, int64_t gate_stride, const void* weight, int64_t weight_step, float eps,
+                     int type, int silu, int gate_first, int64_t rows, int64_t groups, int64_t width, void* out, int threads);
   // `width`: of the output; gated inputs are twice as wide. limit 0: no clamp. alpha: of the last kind. shift: added to the second half.
   void (*activation)(const void* x, int64_t x_stride, int type, int kind, int gated, float limit, float alpha, float shift, int64_t rows,
                      int64_t width, void* out, int threads);

@@ -111,6 +111,7 @@ const PgTable* recorded() {
     t.write_kv = Recorded<TABLE, &PgTable::write_kv>::call;
     t.rope = Recorded<TABLE, &PgTable::rope>::call;
     t.rms_norm = Recorded<TABLE, &PgTable::rms_norm>::call;
+    t.gated_norm = Recorded<TABLE, &PgTable::gated_norm>::call;
     t.activation = Recorded<TABLE, &PgTable::activation>::call;
     t.argmax = Recorded<TABLE, &PgTable::argmax>::call;
     t.bitmask = Recorded<TABLE, &PgTable::bitmask>::call;

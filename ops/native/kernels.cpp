@@ -14,7 +14,7 @@
 extern const PgTable PG_JOIN(pg_table_, PG_ISA);
 const PgTable PG_JOIN(pg_table_, PG_ISA) = {
     PG_TEXT(PG_ISA),      PG_ISA::pack,     PG_ISA::gemm,  PG_ISA::attention, PG_ISA::write_kv,
-    PG_ISA::rope, PG_ISA::rms_norm, PG_ISA::activation, PG_ISA::argmax,    PG_ISA::bitmask,
+    PG_ISA::rope, PG_ISA::rms_norm, PG_ISA::gated_norm, PG_ISA::activation, PG_ISA::argmax,    PG_ISA::bitmask,
     PG_ISA::exp_row,
     PG_ISA::quant_bytes,  PG_ISA::quant_pack, PG_ISA::quant_gemm, PG_ISA::gather, PG_ISA::quant_gather,
     PG_ISA::lora,

@@ -102,6 +102,7 @@ _FUNCTIONS: dict[str, Any] = {
     "write_kv": CFUNCTYPE(None, _P, _P, _P, _N, _N, _P, _N, _N, _P, _N, c_int),
     "rope": CFUNCTYPE(None, _P, c_int, _N, _N, _N, _N, _N, c_int, _P, _P, _N, c_int),
     "rms_norm": CFUNCTYPE(None, _P, _N, _P, _N, _P, c_float, c_float, c_int, _N, _N, _P, _P, c_int),
+    "gated_norm": CFUNCTYPE(None, _P, _N, _P, _N, _P, _N, c_float, c_int, c_int, c_int, _N, _N, _N, _P, c_int),
     "activation": CFUNCTYPE(None, _P, _N, c_int, c_int, c_int, c_float, c_float, c_float, _N, _N, _P, c_int),
     "argmax": CFUNCTYPE(None, _P, _N, c_int, _N, _N, _P, _P, _P, c_int),
     "bitmask": CFUNCTYPE(None, _P, _N, c_int, _N, _N, _P, c_int),

@@ -86,6 +86,43 @@ PG_INLINE vf activate(vf x, float alpha) {
   if constexpr (KIND == ALPHA) return x * sigmoid(alpha * x);
 }
 
+template <class T, int KIND>
+static void gated_norm_of(const T* x, int64_t x_stride, const T* gate, int64_t gate_stride, const T* weight, int64_t weight_step, float eps,
+                          int gate_first, int64_t rows, int64_t groups, int64_t width, T* out, int threads) {
+  for_rows(rows * groups, team(rows * groups, width * 4, threads), [=](int64_t part) {
+    int64_t r = part / groups, g = part % groups;
+    const T *in = x + r * x_stride + g * width, *by = gate + r * gate_stride + g * width, *scales = weight + g * weight_step;
+    vf squares = {};
+    for (int64_t i = 0; i < width; i += W) {
+      vf v = load_some(in + i, width - i);
+      if (gate_first) v = v * activate<KIND>(load_some(by + i, width - i), 0.0f);
+      squares += v * v;
+    }
+    float scale = 1.0f / sqrtf(sum(squares) / (float)width + eps);
+    for (int64_t i = 0; i < width; i += W) {
+      vf v = load_some(in + i, width - i) * activate<KIND>(load_some(by + i, width - i), 0.0f);
+      store_some(out + part * width + i, v * scale * load_some(scales + i, width - i), width - i);
+    }
+  });
+}
+
+template <class T>
+static void gated_norm_as(int silu, const T* x, int64_t x_stride, const T* gate, int64_t gate_stride, const T* weight, int64_t weight_step,
+                          float eps, int gate_first, int64_t rows, int64_t groups, int64_t width, T* out, int threads) {
+  auto run = silu ? gated_norm_of<T, SILU> : gated_norm_of<T, SIGMOID>;
+  run(x, x_stride, gate, gate_stride, weight, weight_step, eps, gate_first, rows, groups, width, out, threads);
+}
+
+static void gated_norm(const void* x, int64_t x_stride, const void* gate, int64_t gate_stride, const void* weight, int64_t weight_step, float eps,
+                       int type, int silu, int gate_first, int64_t rows, int64_t groups, int64_t width, void* out, int threads) {
+  if (type == PG_BF16)
+    gated_norm_as(silu, (const bf16*)x, x_stride, (const bf16*)gate, gate_stride, (const bf16*)weight, weight_step, eps, gate_first, rows,
+                  groups, width, (bf16*)out, threads);
+  else
+    gated_norm_as(silu, (const float*)x, x_stride, (const float*)gate, gate_stride, (const float*)weight, weight_step, eps, gate_first, rows,
+                  groups, width, (float*)out, threads);
+}
+
 // out = act(x), or act(first half) · (second half + shift) where `gated`.
 template <class T, int KIND>
 static void activate_rows(const T* x, int64_t x_stride, int gated, float limit, float alpha, float shift, int64_t rows, int64_t width, T* out,

@@ -26,7 +26,7 @@ from pagoda.ops.cases.linear import GEMM, _gemm_case
 from pagoda.ops.cases.linear_gguf import GEMM_GGUF, draw_blocks, true_numbers
 from pagoda.ops.cases.linear_gguf import _gemm_case as _gguf_case
 from pagoda.ops.cases.lora import LORA_DELTA
-from pagoda.ops.cases.norm import ADD_RMS_NORM, RMS_NORM
+from pagoda.ops.cases.norm import ADD_RMS_NORM, GATED_NORM, RMS_NORM
 from pagoda.ops.cases.rope import ROPE
 from pagoda.ops.cases.sampling import MASKED_SAMPLE, SAMPLE, TOKEN_BITMASK, draw_masks
 from pagoda.ops.gguf.types import GgmlType
@@ -360,6 +360,18 @@ def _norms(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
             yield r
 
 
+def _gated_norms(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
+    for case in GATED_NORM.generate(gen, dtype):
+        facts, (x, gate) = case.facts, case.args
+        kind = f"{facts.gate}{', first' * facts.gate_first}, {facts.weight}"
+        r = Recording(f"gated_norm {dtype} {case.label} {facts.groups}×{facts.width} {kind}")
+        static = (r.tensor(case.weights["weight"]), facts.width if facts.weight == "own" else 0, facts.eps, TYPES[dtype])
+        how = (int(facts.gate == "silu"), int(facts.gate_first), x.shape[0], facts.groups, facts.width)
+        out = r.output(GATED_NORM.oracle(case), x.dtype, GATED_NORM.tolerance(case))
+        r.call("gated_norm", r.tensor(x), x.stride(0), r.tensor(gate), gate.stride(0), *static, *how, out, THREADS)
+        yield r
+
+
 def _activations(gen: torch.Generator, dtype: str) -> Iterator[Recording]:
     for op, gated in ((ACTIVATION, 0), (GATED_ACTIVATION, 1)):
         for case in op.generate(gen, dtype):
@@ -481,6 +493,7 @@ FAMILIES = {
     "write_kv": Family(("write_kv",), _writes),
     "rope": Family(("rope",), _ropes),
     "rms_norm": Family(("rms_norm",), _norms),
+    "gated_norm": Family(("gated_norm",), _gated_norms),
     "activation": Family(("activation",), _activations),
     "sample": Family(("sample",), _samples),
     "argmax": Family(("argmax",), _argmaxes),
