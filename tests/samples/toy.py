@@ -23,7 +23,7 @@ from pagoda.ops.table import kernel_table
 from pagoda.serving.engine.core import EngineCore, Sink
 from pagoda.serving.engine.executors.inprocess import InProcessExecutor
 from pagoda.serving.engine.executors.multiproc import MultiprocExecutor
-from pagoda.serving.engine.inprocess_client import Engine
+from pagoda.serving.engine.inprocess_client import Engine, InProcessClient
 from pagoda.serving.engine.messages import EngineRequest
 from pagoda.serving.engine.pages import Pages
 from pagoda.serving.engine.params import SamplingParams
@@ -184,6 +184,15 @@ def toy_engine(
     if isinstance(executor, MultiprocExecutor):
         executor.on_failure = core.rank_failed
     return Engine(core, executor)
+
+
+async def ask(client: InProcessClient, request: EngineRequest, n: int = 1) -> list[list[int]]:
+    """The tokens of each of the request's `n` sequences."""
+    out: list[list[int]] = [[] for _ in range(n)]
+    async for delta in client.generate(request):
+        for part in delta.sequences:
+            out[part.index] += part.token_ids
+    return out
 
 
 def toy_request(name: str, prompt: Sequence[int], max_tokens: int = 8, **params: Any) -> EngineRequest:

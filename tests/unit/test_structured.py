@@ -17,7 +17,7 @@ from pagoda.serving.engine.messages import EngineRequest, FinishReason, error_of
 from pagoda.serving.engine.structured import StructuredOutputsParams
 from patience import LIMIT_S
 from slow_steps import HandBrake, side_by_side, slow_engine
-from toy import ToyModel, dense_greedy, toy_engine, toy_request
+from toy import ToyModel, ask, dense_greedy, toy_engine, toy_request
 
 
 class Countdown:
@@ -59,14 +59,6 @@ def engine(sink: Sink, **options: Any) -> Engine:
     made = toy_engine(sink, **options)
     made.core.follow_grammars(compile_toy)
     return made
-
-
-async def ask(client: InProcessClient, request: EngineRequest, n: int = 1) -> list[list[int]]:
-    out: list[list[int]] = [[] for _ in range(n)]
-    async for delta in client.generate(request):
-        for part in delta.sequences:
-            out[part.index] += part.token_ids
-    return out
 
 
 def counting(name: str, prompt: list[int], start: int, step: int, count: int, n: int = 1) -> EngineRequest:

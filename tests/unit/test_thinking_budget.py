@@ -22,7 +22,7 @@ from pagoda.serving.frontend.structured.answers import bounded, budgeted
 from pagoda.serving.frontend.structured.reasoning import AfterThinking, Anything
 from pagoda.serving.frontend.structured.vocabulary import Vocabulary
 from slow_steps import HandBrake, side_by_side, slow_engine
-from toy import ToyModel, dense_greedy, toy_engine, toy_request
+from toy import ToyModel, ask, dense_greedy, toy_engine, toy_request
 
 WORDS = [chr(0x4E00 + token) for token in range(97)]
 CLOSE = [91, 92, 93]
@@ -61,14 +61,6 @@ def expected(prompt: list[int], budget: int, count: int) -> list[int]:
     assert not set(thought) & set(CLOSE)
     tokens = [*thought, *CLOSE]
     return [*tokens, *dense_greedy(model, [*prompt, *tokens], count - len(tokens))]
-
-
-async def ask(client: InProcessClient, request: EngineRequest, n: int = 1) -> list[list[int]]:
-    out: list[list[int]] = [[] for _ in range(n)]
-    async for delta in client.generate(request):
-        for part in delta.sequences:
-            out[part.index] += part.token_ids
-    return out
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
