@@ -23,6 +23,7 @@ from pagoda.serving.api.anthropic.translate import chat_request
 from pagoda.serving.api.blocks import Answering, Block, BlockReader, Change, Closed, Grown, Opened
 from pagoda.serving.api.body import BodyReader
 from pagoda.serving.api.openai.prepare import Question, chat_engine_request, question
+from pagoda.serving.api.openai.protocol import ChatRequest
 from pagoda.serving.api.outlet import Outlet
 from pagoda.serving.api.scale_out import rendered_chat
 from pagoda.serving.api.service import Service
@@ -47,13 +48,7 @@ class Messages:
         _check_version(request)
         body = await self._bodies.read(request, MessagesRequest)
         model = self._service.check_model(body.model)
-        chat = chat_request(body)
-        asked = await question(self._service, chat)
-        chat.thinking_token_budget = _budget(body, asked)
-        room = self._service.client.facts.max_model_len - len(asked.prompt)
-        clipped = 0 < room < body.max_tokens
-        if clipped:
-            chat.max_tokens = room
+        chat, asked, clipped = await self._asked(body)
         reply_id = f"msg_{request.state.request_id}"
         engine = chat_engine_request(self._service, chat, asked, reply_id)
         thinking = body.thinking
@@ -69,13 +64,21 @@ class Messages:
     async def render(self, request: Request) -> Response:
         _check_version(request)
         body = await self._bodies.read(request, MessagesRequest)
-        model, chat = self._service.check_model(body.model), chat_request(body)
+        model = self._service.check_model(body.model)
+        chat, asked, _ = await self._asked(body)
+        chat.stream = body.stream
+        return rendered_chat(self._service, chat, model, asked)
+
+    async def _asked(self, body: MessagesRequest) -> tuple[ChatRequest, Question, bool]:
+        """The chat that it is, with thoughts bounded; and whether its answer had to be clipped to the room there is."""
+        chat = chat_request(body)
         asked = await question(self._service, chat)
         chat.thinking_token_budget = _budget(body, asked)
-        chat.stream = body.stream
         room = self._service.client.facts.max_model_len - len(asked.prompt)
-        chat.max_tokens = min(body.max_tokens, room) if room > 0 else body.max_tokens
-        return rendered_chat(self._service, chat, model, asked)
+        clipped = 0 < room < body.max_tokens
+        if clipped:
+            chat.max_tokens = room
+        return chat, asked, clipped
 
     async def count(self, request: Request) -> Response:
         _check_version(request)
