@@ -9,8 +9,8 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, e
 from pathlib import Path
 from typing import NamedTuple
 
-PATIENCE_S = 60
-"""Vendor packages take up to ten seconds to import on a busy machine."""
+PATIENCE_S = 300
+"""Vendor packages take up to ten seconds to import, over a minute where eight processes share each core; less would call those broken."""
 
 
 class Installed(NamedTuple):
