@@ -90,10 +90,10 @@ class _Judged:
 def _verdict(op: Op, choice: Choice, case: Case, result: Any, written: tuple[torch.Tensor, ...]) -> Verdict:
     shapes = " ".join(f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in _tensors(case.args))
     allowed, report = allowed_error(choice.chosen, op, case), Report(op.name, choice.chosen.name, case.facts.dtype)
-    pairs = paired(result, written, op.oracle(case))
+    pairs = paired(result, written, op.oracle(case), case.facts.dtype)
     problem = pairs if isinstance(pairs, str) else None
-    for index, (have, want) in enumerate(pairs if isinstance(pairs, list) else []):
-        found = compare(have, want, allowed, report)
+    for index, (have, want, rounding) in enumerate(pairs if isinstance(pairs, list) else []):
+        found = compare(have, want, allowed + rounding, report)
         if found is not None:
             problem = f"result {index}: {found}, worst at {_worst_at(have, want)} of {list(want.shape)}"
             break

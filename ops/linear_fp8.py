@@ -38,14 +38,16 @@ class GemmFp8Facts:
         return (-(-self.out_features // self.block), -(-self.in_features // self.block))
 
 
-def dequantised(weight: torch.Tensor, scale: torch.Tensor, block: int) -> torch.Tensor:
-    """The numbers that codes `[…, N, K]` stand for, in float32."""
-    wide = weight.float()
+def dequantised(weight: torch.Tensor, scale: torch.Tensor, block: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The numbers that codes `[…, N, K]` stand for, in `dtype`; multiplied in float32, or in float64 where that is `dtype`: a code times
+    its scale has more digits than float32."""
+    wide = torch.promote_types(dtype, torch.float32)
+    numbers, scale = weight.to(wide), scale.to(wide)
     if not block:
-        return wide * scale.unsqueeze(-1)
+        return (numbers * scale.unsqueeze(-1)).to(dtype)
     rows, columns = weight.shape[-2:]
     spread = scale.repeat_interleave(block, -2)[..., :rows, :].repeat_interleave(block, -1)[..., :columns]
-    return wide * spread
+    return (numbers * spread).to(dtype)
 
 
 def quantised(weight: torch.Tensor, block: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,7 +77,7 @@ class GemmFp8Reference(PlainKernel):
     facts: GemmFp8Facts
 
     def run(self, packed: Any, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, dequantised(packed["weight"], packed["scale"], self.facts.block).to(x.dtype), packed.get("bias"))
+        return F.linear(x, dequantised(packed["weight"], packed["scale"], self.facts.block, x.dtype), packed.get("bias"))
 
 
 def dequantised_bytes(facts: GemmFp8Facts) -> int:
@@ -90,7 +92,7 @@ class GemmFp8Dequantised(PlainKernel):
     facts: GemmFp8Facts
 
     def pack(self, weights: Mapping[str, torch.Tensor], out: Any | None = None) -> Any:
-        plain = {"weight": dequantised(weights["weight"], weights["scale"], self.facts.block).to(getattr(torch, self.facts.dtype))}
+        plain = {"weight": dequantised(weights["weight"], weights["scale"], self.facts.block, getattr(torch, self.facts.dtype))}
         if self.facts.bias:
             plain["bias"] = weights["bias"].clone()
         return plain if out is None else {name: out[name].copy_(tensor) for name, tensor in plain.items()}

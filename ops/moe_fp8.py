@@ -60,10 +60,11 @@ class MoeMlpFp8Facts:
 
 
 def expert_numbers(facts: MoeMlpFp8Facts, packed: Any, name: str, expert: int) -> torch.Tensor:
-    """One expert's matrix "up" or "down" in float32."""
+    """One expert's matrix "up" or "down" in the facts' dtype."""
     pieces = facts.pieces(name)
     codes, scales = packed[name][expert].chunk(pieces), packed[f"{name}_scale"][expert].chunk(pieces)
-    return torch.cat([dequantised(code, scale, facts.block) for code, scale in zip(codes, scales, strict=True)])
+    dtype = getattr(torch, facts.dtype)
+    return torch.cat([dequantised(code, scale, facts.block, dtype) for code, scale in zip(codes, scales, strict=True)])
 
 
 def quantised_experts(facts: MoeMlpFp8Facts, loaded: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

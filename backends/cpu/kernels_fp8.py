@@ -22,7 +22,7 @@ class NativeGemmFp8Decoded(NativeGemm):
         self._block = facts.block
 
     def pack(self, weights: Mapping[str, torch.Tensor], out: Any | None = None) -> PackedWeight:
-        plain = dequantised(weights["weight"], weights["scale"], self._block).to(getattr(torch, self.facts.dtype))
+        plain = dequantised(weights["weight"], weights["scale"], self._block, getattr(torch, self.facts.dtype))
         return super().pack({**weights, "weight": plain}, out)
 
 
@@ -36,6 +36,6 @@ class NativeMoeMlpFp8Decoded(NativeMoeMlp):
     def _pack_one(
         self, gemm: NativeGemm, name: str, weights: Mapping[str, torch.Tensor], expert: int, out: PackedWeight | None
     ) -> PackedWeight:
-        plain = expert_numbers(self._stored, weights, name, expert).to(getattr(torch, self.facts.dtype))
+        plain = expert_numbers(self._stored, weights, name, expert)
         bias = {"bias": weights[f"{name}_bias"][expert]} if self.facts.bias else {}
         return gemm.pack({"weight": plain, **bias}, out)

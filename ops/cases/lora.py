@@ -22,7 +22,7 @@ SHAPES = (
 
 def _oracle(case: Case) -> torch.Tensor:
     facts, (out, x, down, up, slots) = case.facts, case.args
-    total = out.double()
+    total = out.double().clone()
     for token, slot in enumerate(slots.tolist()):
         if slot < 0:
             continue

@@ -16,8 +16,10 @@ from pagoda.ops.call_log import Level, wrapper
 from pagoda.ops.check import check_kernel
 from pagoda.ops.linear import GemmFacts, GemmReference
 from pagoda.ops.norm import NormFacts, RmsNormReference
+from pagoda.ops.op import Case
 from pagoda.ops.registry import ALL_OPS
 from pagoda.ops.sampling import SampleReference
+from pagoda.ops.scan import SsdScanReference
 from pagoda.ops.table import kernel_table
 
 
@@ -73,6 +75,28 @@ class IgnoresTopK(SampleReference):
         return torch.where(rows.temperature > 0, logits.argmin(-1), logits.argmax(-1)), logits.amax(-1).isnan()
 
 
+class KeepsLess(SsdScanReference):
+    """Its states have the digits of bfloat16."""
+
+    def run(self, *args: Any) -> torch.Tensor:
+        result = super().run(*args)
+        args[7].copy_(args[7].bfloat16())
+        return result
+
+
+class AnswersInFloat32(SsdScanReference):
+    def run(self, *args: Any) -> torch.Tensor:
+        return super().run(*args).float()
+
+
+def wrong_kernel(op: str, implementation: type) -> Kernel:
+    class Wrong(Kernel):
+        def load(self, facts: Any) -> Any:
+            return implementation(facts)
+
+    return Wrong(op, "wrong", "", claims=frozenset({"batch_invariant"}))
+
+
 MISTAKES = (
     ("gemm", LeavesGaps, "not finite"),
     ("rms_norm", ChangesInput, "changed input 0"),
@@ -88,11 +112,7 @@ MISTAKES = (
 
 @pytest.mark.parametrize(("op", "implementation", "said"), MISTAKES, ids=[implementation.__name__ for _, implementation, _ in MISTAKES])
 def test_a_mistake_is_found(op: str, implementation: type, said: str) -> None:
-    class Wrong(Kernel):
-        def load(self, facts: Any) -> Any:
-            return implementation(facts)
-
-    report = check_kernel(Wrong(op, "wrong", "", claims=frozenset({"batch_invariant"})), ALL_OPS[op])
+    report = check_kernel(wrong_kernel(op, implementation), ALL_OPS[op])
     assert any(said in failure.problem for failure in report.failures), str(report)
 
 
@@ -100,6 +120,32 @@ def test_an_error_of_the_kernel_is_a_failure_and_not_an_error_of_the_check() -> 
     report = check_kernel(Kernel("gemm", "absent", "pagoda.ops.linear:Absent"), ALL_OPS["gemm"])
     assert len(report.failures) == report.ran > 0
     assert "AttributeError" in report.failures[0].problem
+
+
+def test_an_oracle_that_writes_into_its_inputs_is_found() -> None:
+    """A kernel's result is compared with what the oracle says of the same inputs, not of those it left behind."""
+    lora = ALL_OPS["lora_delta"]
+
+    def careless(case: Case) -> torch.Tensor:
+        out: torch.Tensor = case.args[0]
+        return out.copy_(lora.oracle(case))
+
+    report = check_kernel(lora.reference_kernel(), replace(lora, oracle=careless))
+    assert report.failures and all("changed its inputs [0]" in failure.problem for failure in report.failures)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_states_are_held_to_the_digits_that_they_are_kept_in(dtype: str) -> None:
+    op = ALL_OPS["ssd_scan"]
+    right = check_kernel(op.reference_kernel(), op, dtype=dtype)
+    assert right.ran > 5 and not right.failures and right.worst < 1, str(right)
+    wrong = check_kernel(wrong_kernel("ssd_scan", KeepsLess), op, dtype=dtype)
+    assert wrong.failures and all("result 1: error" in failure.problem for failure in wrong.failures), str(wrong)
+
+
+def test_results_in_float64_have_its_digits_though_states_do_not() -> None:
+    report = check_kernel(wrong_kernel("ssd_scan", AnswersInFloat32), ALL_OPS["ssd_scan"], dtype="float64")
+    assert report.failures and all("result 0: error" in failure.problem for failure in report.failures), str(report)
 
 
 def test_a_run_is_settled_before_its_results_are_looked_at() -> None:

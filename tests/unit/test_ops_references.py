@@ -8,8 +8,16 @@ from pagoda.ops.references import reference_kernels
 from pagoda.ops.registry import ALL_OPS
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", sorted(ALL_OPS))
+SLOW = {("paged_attention", "float64")}
+"""Over five seconds."""
+USES = [
+    pytest.param(name, dtype, marks=pytest.mark.heavy if (name, dtype) in SLOW else ())
+    for name in sorted(ALL_OPS)
+    for dtype in ("float64", "float32", "bfloat16", "float16")
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), USES)
 def test_reference_matches_oracle(name: str, dtype: str) -> None:
     op = ALL_OPS[name]
     report = check_kernel(op.reference_kernel(), op, dtype=dtype)
