@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from pagoda.serving.engine.build import engine_starter
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.inprocess_client import InProcessClient
@@ -40,10 +42,10 @@ async def test_two_ranks_give_one_ranks_tokens(tmp_path: Path, device: str) -> N
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 async def test_the_engine_gives_transformers_tokens(tmp_path: Path, device: str) -> None:
-    transformers = pytest.importorskip("transformers")
     torch.manual_seed(3)
     settings = {key: value for key, value in CONFIG.items() if key not in ("architectures", "model_type", "torch_dtype")}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings, initializer_range=0.3)).float().eval()
+    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings, initializer_range=0.3))
+    model.float().eval()
     model.save_pretrained(tmp_path / "saved")
     expected = []
     for prompt in PROMPTS:

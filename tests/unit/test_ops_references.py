@@ -7,7 +7,6 @@ from pagoda.ops.check import check_kernel
 from pagoda.ops.references import reference_kernels
 from pagoda.ops.registry import ALL_OPS
 
-
 SLOW = {("paged_attention", "float64")}
 """Over five seconds."""
 USES = [
