@@ -136,7 +136,7 @@ class Way(NamedTuple):
 
 
 WAYS = (
-    Way(64, 4, 3, 4, 4, 2), Way(64, 4, 3, 4, 4, 1, 168), Way(64, 4, 3, 8, 4, 2), Way(64, 4, 3, 4, 8, 2, 128), Way(32, 4, 3, 8, 4, 3),
+    Way(64, 4, 3, 8, 4, 2), Way(64, 4, 3, 4, 4, 2), Way(64, 4, 3, 4, 4, 1, 168), Way(64, 4, 3, 4, 8, 2, 128), Way(32, 4, 3, 8, 4, 3),
     Way(64, 4, 2, 4, 8, 2),
 )  # fmt: skip
 """The one that is taken, and others that `benchmarks/gpu_state_variants.py` compares with it."""

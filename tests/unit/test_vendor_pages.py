@@ -12,7 +12,8 @@ from pagoda.hal.discovery import find
 from pagoda.serving.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(path for path in (ROOT / "docs/vendor").glob("*.md") if path.stem not in ("README", "cuda-conformance", "tpu-conformance", "cpu-verified"))
+MADE = ("README", "cuda-conformance", "tpu-conformance", "cpu-verified")
+PAGES = sorted(path for path in (ROOT / "docs/vendor").glob("*.md") if path.stem not in MADE)
 
 
 def lines(page: Path) -> list[list[str]]:
