@@ -173,6 +173,6 @@ class CausalConv(PlainKernel):
             x, weight, packed["bias"] if facts.bias else weight, state, out, *step_args(batch), rows, tokens, *page_steps(batch),
             x.stride(0), *state.stride(), C=facts.channels, TAPS=facts.taps,
             BLOCK_C=min(tile.channels, triton.next_power_of_2(facts.channels)), BIAS=facts.bias, SILU=facts.activation == "silu",
-            num_warps=tile.warps, enable_fp_fusion=False, **cut, **early(x.device),
+            num_warps=tile.warps, enable_fp_fusion=False, **cut, **early(x.device, tokens),
         )  # fmt: skip
         return out

@@ -85,7 +85,7 @@ def coded(x: torch.Tensor, group: int = 0) -> Fp8Rows:
     """Rows of x `[T, K]`."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     rows = _empty(x.shape[0], x.shape[1], group, x.device)
-    _plain[(x.shape[0],)](x, *rows, x.stride(0), **_sizes(x.shape[1], group, x.device))
+    _plain[(x.shape[0],)](x, *rows, x.stride(0), **_sizes(x.shape[1], group, x))
     return rows
 
 
@@ -95,7 +95,7 @@ def coded_norm(
     """(norm(x + residual), x + residual) of rows `[T, K]`."""
     x, residual = x if x.stride(-1) == 1 else x.contiguous(), residual.contiguous()
     rows, total = _empty(x.shape[0], facts.width, group, x.device), torch.empty_like(residual)
-    sizes = _sizes(facts.width, group, x.device)
+    sizes = _sizes(facts.width, group, x)
     _normed[(x.shape[0],)](x, residual, weight, *rows, total, x.stride(0), facts.eps, facts.offset, **sizes)
     return rows, total
 
@@ -104,7 +104,7 @@ def coded_silu(x: torch.Tensor, group: int = 0) -> Fp8Rows:
     """Rows of silu(gate) · up, x `[T, 2 K]` has gate and up side by side."""
     width = x.shape[1] // 2
     rows = _empty(x.shape[0], width, group, x.device)
-    _activated[(x.shape[0],)](x, *rows, x.stride(0), **_sizes(width, group, x.device))
+    _activated[(x.shape[0],)](x, *rows, x.stride(0), **_sizes(width, group, x))
     return rows
 
 
@@ -115,6 +115,6 @@ def _empty(count: int, width: int, group: int, device: torch.device) -> Fp8Rows:
     )  # fmt: skip
 
 
-def _sizes(width: int, group: int, device: torch.device) -> dict[str, object]:
+def _sizes(width: int, group: int, x: torch.Tensor) -> dict[str, object]:
     block = max(triton.next_power_of_2(width), group)
-    return {"WIDTH": width, "BLOCK": block, "GROUP": group, "num_warps": min(max(block // 512, 1), 16), **early(device)}
+    return {"WIDTH": width, "BLOCK": block, "GROUP": group, "num_warps": min(max(block // 512, 1), 16), **early(x.device, x.shape[0])}

@@ -72,7 +72,7 @@ class Route(PlainKernel):
             _route[(rows,)](
                 logits, logits if bias is None else bias, weights, ids, logits.stride(0), facts.scale, EXPERTS=facts.experts,
                 BLOCK=triton.next_power_of_2(facts.experts), TOP_K=facts.top_k, KIND=facts.score, RENORMALIZE=facts.renormalize,
-                BIAS=bias is not None, BLOCK_K=triton.next_power_of_2(facts.top_k), num_warps=1, **early(logits.device),
+                BIAS=bias is not None, BLOCK_K=triton.next_power_of_2(facts.top_k), num_warps=1, **early(logits.device, rows),
             )  # fmt: skip
         return weights, ids
 

@@ -78,7 +78,7 @@ def _launch_norm(facts: NormFacts, packed: Any, x: torch.Tensor, residual: torch
         x, x if residual is None else residual, packed["weight"] if facts.weight else x, out, out if total is None else total,
         inner, outer_x, inner_x, outer_o, inner_o, facts.eps, facts.offset,
         WIDTH=facts.width, BLOCK=block, ADD=residual is not None, WEIGHT=facts.weight, OFFSET=facts.offset != 0.0,
-        num_warps=min(max(block // 512, 1), 8), **early(x.device),
+        num_warps=min(max(block // 512, 1), 8), **early(x.device, x.shape[0]),
     )  # fmt: skip
 
 
@@ -124,7 +124,7 @@ class GatedNorm(PlainKernel):
             _gated_norm[(triton.cdiv(rows, together),)](
                 x, gate, packed["weight"], out, rows, x.stride(0), gate.stride(0), facts.eps, GROUPS=facts.groups, WIDTH=facts.width,
                 TOGETHER=together, BLOCK=block, SILU=facts.gate == "silu", FIRST=facts.gate_first, SHARED=facts.weight == "shared",
-                num_warps=min(max(block // 512, 2), 8), **early(x.device),
+                num_warps=min(max(block // 512, 2), 8), **early(x.device, x.shape[0]),
             )  # fmt: skip
         return out
 
@@ -194,6 +194,6 @@ class SiluAndMul(PlainKernel):
         if out.numel():
             block = min(triton.next_power_of_2(width), 1024)
             _silu_and_mul[(flat.shape[0], triton.cdiv(width, block))](
-                flat, out, flat.stride(0), WIDTH=width, BLOCK=block, **early(x.device)
+                flat, out, flat.stride(0), WIDTH=width, BLOCK=block, **early(x.device, flat.shape[0])
             )  # fmt: skip
         return out.view(*x.shape[:-1], width)

@@ -120,7 +120,7 @@ class RopeWrite(PlainKernel):
             KV=facts.num_kv_heads,
             D=facts.head_dim, HALF=half, BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0,
             BLOCK_H=block_h, PAGE=facts.page_size, NEOX=facts.style == "neox", NORM=facts.norm, FLOAT8=facts.kv_dtype == "float8_e4m3fn",
-            num_warps=warps, **early(qkv.device),
+            num_warps=warps, **early(qkv.device, qkv.shape[0]),
         )  # fmt: skip
 
 
