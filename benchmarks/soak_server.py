@@ -4,11 +4,13 @@
 
 First the default model's server stands alone on the machine: its time to the first token, idle and with requests arriving at half the
 rate that it can do, of lengths as in people's conversations (`first_tokens.py` measures short ones too). Then five servers are soaked
-together: the default model's generates (gRPC too), those of tiny models embed, score, see and hear. Every half a minute a line says how
-far it is. `holds` of the report says of each demand whether it was met, and the exit code is 0 where all were: no page leaked, no request
-stuck (left in a server, or without an answer for `--patience` seconds), memory flat (what the processes of each server keep after the
-first two fifths, by PSS), at half capacity a p99 to the first token within `--ttft-ratio` of the idle one, and nothing else wrong: no
-answer wrong or lost, no server ended, no traceback in a log.
+together: the default model's generates (gRPC too), those of tiny models embed, score, see and hear. Before that, what is bounded and made
+at first need (libraries of grammars, grammars, readers of media) is asked for, so that it does not come late and look like growth
+(`soak_fill.py`; `filled` of the report says how many requests that took, and each server's MiB before and after). Every half a minute a
+line says how far it is. `holds` of the report says of each demand whether it was met, and the exit code is 0 where all were: no page
+leaked, no request stuck (left in a server, or without an answer for `--patience` seconds), memory flat (what the processes of each server
+keep after the first two fifths, by PSS), at half capacity a p99 to the first token within `--ttft-ratio` of the idle one, and nothing else
+wrong: no answer wrong or lost, no server ended, no traceback in a log.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "sampl
 import first_tokens
 from lora_folders import make_adapter
 from soak_actions import ACTIONS, Client
+from soak_fill import fill
 from tiny_servers import COMMON, TEMPLATE, adapter, tiny_server
 from toy_process import SERVE, ServerProcess
 
@@ -153,6 +156,18 @@ async def left_over(http: httpx.AsyncClient) -> dict[str, Any]:
     return left
 
 
+async def filled(servers: dict[str, ServerProcess], http: dict[str, httpx.AsyncClient], faults: list[str]) -> dict[str, dict[str, Any]]:
+    """Fill one server after the other; of each the requests, the seconds, and the MiB before and after."""
+    found = {}
+    for kind, server in servers.items():
+        began, before = time.monotonic(), sum(pss(server.process.pid).values())
+        requests = await fill(http[kind], kind, faults)
+        mib = [round(nbytes / MIB, 1) for nbytes in (before, sum(pss(server.process.pid).values()))]
+        found[kind] = {"requests": requests, "seconds": round(time.monotonic() - began, 1), "mib": mib}
+        print(f"filled {kind}: {found[kind]}", file=sys.stderr, flush=True)
+    return found
+
+
 async def soak(servers: dict[str, ServerProcess], adapters: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The whole run; its report."""
     seen: Counter[str] = Counter()
@@ -160,6 +175,7 @@ async def soak(servers: dict[str, ServerProcess], adapters: Path, options: argpa
     memory, waits = Memory(servers), Waits(options.patience)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=options.clients)
     http = {kind: httpx.AsyncClient(base_url=server.where, timeout=options.patience, limits=limits) for kind, server in servers.items()}
+    made = await filled(servers, http, faults)
     channel = grpc.aio.insecure_channel(servers["generate"].grpc)
     stub = InferenceStub(channel)
     rngs = [Random(f"{options.seed} {k}") for k in range(options.clients)]
@@ -179,6 +195,7 @@ async def soak(servers: dict[str, ServerProcess], adapters: Path, options: argpa
         "stuck": dict(Counter(waits.stuck)),
         "left": left,
         "longest_s": dict(sorted(waits.longest.items())),
+        "filled": made,
         "memory": memory.report(options.minutes),
         "faults": len(faults),
         "first_faults": faults[:50],

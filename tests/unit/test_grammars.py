@@ -14,6 +14,7 @@ import jsonschema
 import psutil
 import pytest
 from grammar_walk import accepts, allowed, maker, sample_tokenizer, schema, walk
+from pagoda.hal import heap
 from pagoda.hal.errors import ConfigError, RequestError
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.structured import StructuredOutputsParams, Thinking
@@ -254,6 +255,21 @@ def test_memory_that_a_grammar_ran_out_of_is_given_back(tokenizer: Tokenizer, mo
         assert _resident(children) < before + (96 << 20)
     finally:
         children.close()
+
+
+def test_the_heap_keeps_nothing_that_a_grammar_freed(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = maker(tokenizer, "xgrammar")
+    known = StructuredOutputsParams(choice=("a",))
+    made(known)
+    matcher = made(StructuredOutputsParams(regex="a{100000}"))()
+    for _ in range(20):
+        matcher.accept(allowed(matcher, tokenizer)[:1])
+    del matcher
+    monkeypatch.setattr(maker_module, "TIDY_SECONDS", 0.0)
+    made(known)
+    before = psutil.Process().memory_info().rss
+    heap.trim()
+    assert before - psutil.Process().memory_info().rss < 4 << 20
 
 
 def _resident(children: compile_child.CompileChildren) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from importlib.util import find_spec
 from threading import Lock, RLock
 from typing import Any, NamedTuple
 
+from pagoda.hal import heap
 from pagoda.hal.errors import RequestError
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.grammar import Grammar
@@ -44,6 +46,9 @@ CACHED_BYTES = 512 << 20
 """Compiled grammars that are kept, and what they may hold together (of 49,000 tokens one holds 2.5 MiB or more); the least recently used
 ones go first."""
 
+TIDY_SECONDS = 5.0
+"""Between two looks for what the heap could give back, when grammars are asked for."""
+
 
 class Way(NamedTuple):
     """One backend's way to a grammar: what it gets, or why it cannot."""
@@ -61,6 +66,7 @@ class GrammarMaker:
         self._config, self._load, self._vocab = config, tokenizer, vocab
         self._cache: OrderedDict[StructuredOutputsParams, Compiled] = OrderedDict()
         self._cached = 0
+        self._tidied = -TIDY_SECONDS
         self._lock, self._making = Lock(), RLock()
 
     def __call__(self, asked: StructuredOutputsParams) -> Grammar:
@@ -69,13 +75,24 @@ class GrammarMaker:
         key = replace(asked, thinking=None, origin="")
         with self._lock:
             made = self._cache.get(key)
-        if made is None:
-            made = self._compile(asked)
+        try:
+            made = made or self._compile(asked)
+        finally:
+            self._tidy()
         self._keep(key, made)
         grammar = made.grammar
         if asked.thinking is None or (self._config.enable_in_reasoning and asked.thinking.budget is None):
             return grammar
         return partial(AfterThinking, grammar, asked.thinking, self._vocabulary)
+
+    def _tidy(self) -> None:
+        """Return what grammars and their matchers freed: of twenty characters that may be 90 MiB, which the heap would keep."""
+        with self._lock:
+            now = time.monotonic()
+            if now < self._tidied + TIDY_SECONDS:
+                return
+            self._tidied = now
+        heap.trim()
 
     def _keep(self, key: StructuredOutputsParams, made: Compiled) -> None:
         """As the one last used. One that alone is above the bound is not kept."""
