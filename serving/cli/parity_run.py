@@ -32,6 +32,7 @@ from pagoda.serving.conformance.comparison import (
     Tolerance,
     compare_beside,
     compare_greedy,
+    compare_paired,
     compare_typical,
     compare_values,
     rows_off,
@@ -115,10 +116,13 @@ def _usual(path: Path, dtype: str) -> Tolerance:
 
 
 def _beside(path: Path, dtype: str) -> torch.Tensor | None:
-    """What each row of the recorded texts is off by in the oracle itself, prompt by prompt, where that was measured."""
+    """What each row of the recorded texts is off by in the oracle itself, `[runs, rows]` prompt by prompt, where that was measured.
+
+    The first run is the oracle as it is, others round products to either neighbour.
+    """
     measured = path / f"{dtype}.json"
-    rows = json.loads(measured.read_text(encoding="utf-8")).get("rows") if measured.is_file() else None
-    return None if rows is None else torch.tensor(rows, dtype=torch.float64)
+    margins = json.loads(measured.read_text(encoding="utf-8")) if measured.is_file() else {}
+    return torch.tensor([margins["rows"], *margins.get("draws", ())], dtype=torch.float64) if "rows" in margins else None
 
 
 def turns(reference: Reference) -> list[list[str]]:
@@ -141,7 +145,9 @@ def _check_model(
     findings = [finding for name, answer in answers.items() for finding in _greedy(name, answer, reference, terms.tolerance)]
     if full is not None:
         findings.append(compare_values(f"{FULL}.full_logits", full, reference[f"{FULL}.full_logits"], terms.tolerance))
-    return findings if beside is None or rows is None else [*findings, compare_beside(rows, beside, terms.tolerance)]
+    if beside is None or rows is None:
+        return findings
+    return [*findings, compare_beside(rows, beside, terms.tolerance), compare_paired(rows, beside[0])]
 
 
 def _rank(
