@@ -12,6 +12,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -20,7 +21,8 @@ from typing import Any
 
 import torch
 from cross_page import PAGE, read, write, written
-from cross_programs import Program, Record, Results, asking, compile_all
+from cross_pool import Pool
+from cross_programs import Compilers, Program, Record, Results, asking, compile_all, of_device
 from cross_shapes import shapes
 from pagoda.hal.discovery import find
 from pagoda.hal.info import DeviceInfo, Feature
@@ -69,15 +71,23 @@ def main() -> int:
         return 0
     if options.cache:
         options.cache.mkdir(parents=True, exist_ok=True)
+    processes = Pool(of_device, options.jobs, options.limit) if options.jobs else nullcontext()
+    with processes as compilers:
+        bad = _compiled_for_all(options, compilers)
+    print("\n".join(bad) or f"what is offered on {options.targets} compiles and is as it should be")
+    return 1 if bad else 0
+
+
+def _compiled_for_all(options: argparse.Namespace, compilers: Compilers | None) -> list[str]:
+    """The problems of what is offered."""
     bad: list[str] = []
     for target in options.targets.split(","):
-        row = compile_for(target, options)
+        row = compile_for(target, options, compilers)
         bad += [f"{target} {name}: {why} ({case})" for name, one in row.items() for why, case in one.problems.items() if one.offered]
         if options.write:
             tried = {"dtypes": options.dtypes.split(",") if options.all else [*DTYPES[:1]], "all": options.all, **_now()}
             write(target, tried, {name: vars(one) for name, one in row.items()}, list(TARGETS), keep=bool(options.kernel))
-    print("\n".join(bad) or f"what is offered on {options.targets} compiles and is as it should be")
-    return 1 if bad else 0
+    return bad
 
 
 def _options() -> argparse.Namespace:
@@ -87,7 +97,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kernel", default="", help="this one alone, as paged_attention=triton; the table keeps the others")
     parser.add_argument("--write", action="store_true", help="write the table, after each target")
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="of --all")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
+    parser.add_argument("--jobs", type=int, default=0, help="processes that compile; 0: this one does")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds that a process may take for a program")
     parser.add_argument("--cache", type=Path, help="keep what became of programs in this folder: a later run compiles what has changed")
     parser.add_argument("--table", action="store_true", help="write the page from the JSON beside it, and compile nothing")
     return parser.parse_args()
@@ -107,7 +118,7 @@ def described(target: str) -> tuple[DeviceInfo, tuple[Kernel, ...]]:
     return find(backend).describe(model), tuple(kernels)
 
 
-def compile_for(target: str, options: argparse.Namespace) -> dict[str, Outcome]:
+def compile_for(target: str, options: argparse.Namespace, compilers: Compilers | None) -> dict[str, Outcome]:
     info, kernels = described(target)
     offered = {(kernel.op, kernel.name) for kernel in find(TARGETS[target][0]).kernels() if kernel.needs.refuse_device(info) is None}
     results = Results(options.cache / f"{target}.jsonl" if options.cache else None)
@@ -119,7 +130,7 @@ def compile_for(target: str, options: argparse.Namespace) -> dict[str, Outcome]:
         if Feature.FP8 not in info.features and Feature.FP8 in kernel.needs.features:
             continue
         began = time.perf_counter()
-        _compile_kernel(kernel, info, options, outcome, results)
+        _compile_kernel(kernel, info, options, outcome, results, compilers)
         row[f"{kernel.op}={kernel.name}"] = outcome
         print(f"{target} {kernel.op}={kernel.name}: {_words(outcome)} in {time.perf_counter() - began:.0f} s", flush=True)
     return row
@@ -130,10 +141,12 @@ def _words(one: Outcome) -> str:
     return f"{one.uses} uses, {one.programs} programs, {one.shared} bytes shared, {found} compiled in {one.seconds:.0f} s"
 
 
-def _compile_kernel(kernel: Kernel, info: DeviceInfo, options: argparse.Namespace, outcome: Outcome, results: Results) -> None:
+def _compile_kernel(
+    kernel: Kernel, info: DeviceInfo, options: argparse.Namespace, outcome: Outcome, results: Results, compilers: Compilers | None
+) -> None:
     asked: dict[Program, str] = {}
     made: dict[Program, Record] = {}
-    for label, case in _uses(kernel, options):
+    for label, case in _uses(kernel, info, options):
         outcome.uses += 1
         try:
             with asking(info, lambda program, label=label: asked.setdefault(program, label)):
@@ -145,19 +158,19 @@ def _compile_kernel(kernel: Kernel, info: DeviceInfo, options: argparse.Namespac
             # For CI: something was compiled, and of a product something that multiplies.
             if outcome.problems or any(record.error or record.dots or kernel.op not in PRODUCTS for record in made.values()):
                 break
-    made = compile_all(list(asked), info, results, options.jobs)
+    made = compile_all(list(asked), info, results, compilers)
     outcome.programs = len(made)
     for program, record in made.items():
         _look(program, record, asked[program], info, outcome)
     outcome.matrix.sort()
 
 
-def _uses(kernel: Kernel, options: argparse.Namespace) -> Iterator[tuple[str, Case]]:
+def _uses(kernel: Kernel, info: DeviceInfo, options: argparse.Namespace) -> Iterator[tuple[str, Case]]:
     for dtype in options.dtypes.split(",") if options.all else DTYPES[:1]:
         if dtype not in ALL_OPS[kernel.op].dtypes or dtype not in kernel.needs.dtypes:
             continue
         for case in _cases(kernel.op, dtype) if options.all else _lazily(kernel.op, dtype):
-            if kernel.accepts is None or kernel.accepts(case.facts) is None:
+            if kernel.needs.refuse_use(info, case.facts) is None and (kernel.accepts is None or kernel.accepts(case.facts) is None):
                 yield f"{dtype}, {case.label}", case
 
 

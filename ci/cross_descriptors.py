@@ -2,17 +2,23 @@
 
 A descriptor says where in shared memory an operand lies: it follows from constants, the thread's number and counters. ptxas 12.8 loses some
 while it puts registers into memory, and takes what another value left in their place: products then read anywhere. `strays` follows values
-through a program's registers and memory of its own, and finds products whose descriptor follows from an argument or from data.
+through a program's registers and memory of its own, along its branches, and finds products whose descriptor follows from an argument or
+from data on some way there.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?);")
+LABEL = re.compile(r"\s*(\.L\w*):")
+TARGET = re.compile(r"`\((\.L\w*)\)")
 REGISTER = re.compile(r"\b(U?R)(\d+|Z)\b(\.64)?")
 SLOT = re.compile(r"\[R1(?:\+(0x[0-9a-f]+))?\]")
 ARGUMENT = re.compile(r"c\[0x0\]\[(0x[0-9a-f]+|U?R\d+)")
@@ -33,22 +39,72 @@ def strays(cubin: Path) -> list[str]:
     return strays_of(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
 
 
+class Instruction(NamedTuple):
+    """One: where it is, the predicate that it depends on or nothing, its name and what stands behind."""
+
+    where: str
+    guard: str
+    name: str
+    operands: str
+
+
 def strays_of(text: str) -> list[str]:
     """The same of a program's instructions as nvdisasm writes them."""
-    program = [(where, guard, name, operands.strip()) for where, guard, name, operands in INSTRUCTION.findall(text)]
-    foreign: set[str] = set()
-    found: set[str] = set()
-    for _ in range(2):  # once more for what comes around a loop
-        for where, guard, name, operands in program:
-            if name.startswith(("HGMMA", "QGMMA", "IGMMA")):
-                found |= {where} if foreign & _descriptor(operands) else set()
-                continue
-            written, comes_from_afar = _effect(name, operands, foreign)
+    program, labels = _parsed(text)
+    ways, before = _ways(program, labels), [set[str]() for _ in program]
+    found, waiting, seen = set[str](), [0] if program else [], set[int]()
+    while waiting:
+        at = waiting.pop()
+        seen.add(at)
+        one, foreign = program[at], set(before[at])
+        if one.name.startswith(("HGMMA", "QGMMA", "IGMMA")):
+            found |= {one.where} if foreign & _descriptor(one.operands) else set()
+        else:
+            written, comes_from_afar = _effect(one.name, one.operands, foreign)
             if comes_from_afar:
                 foreign |= written
-            elif not guard:
+            elif not one.guard:
                 foreign -= written
+        for following in ways[at]:
+            if following not in seen or not foreign <= before[following]:
+                before[following] |= foreign
+                waiting.append(following)
     return sorted(found, key=lambda where: int(where, 16))
+
+
+def _parsed(text: str) -> tuple[list[Instruction], dict[str, int]]:
+    """Instructions, and which of them the labels stand before."""
+    program, labels = list[Instruction](), dict[str, int]()
+    for line in text.splitlines():
+        if match := LABEL.match(line):
+            labels[match[1]] = len(program)
+        elif match := INSTRUCTION.search(line):
+            program.append(Instruction(match[1], match[2] or "", match[3], match[4].strip()))
+    return program, labels
+
+
+def _ways(program: list[Instruction], labels: dict[str, int]) -> list[set[int]]:
+    """The instructions that may follow each."""
+    meets, calls = defaultdict[str, set[int]](set), {at + 1 for at, one in enumerate(program) if one.name.startswith("CALL")}
+    for one in program:
+        if one.name.startswith("BSSY"):  # threads that part meet again where it says, at a BSYNC of the same barrier
+            meets[one.operands.split(",")[0]] |= {labels[name] for name in TARGET.findall(one.operands)}
+
+    def following(at: int, one: Instruction) -> Iterator[int]:
+        targets = [labels[name] for name in TARGET.findall(one.operands)]
+        if one.name.startswith(("BRA", "CALL", "JMP")):
+            yield from targets
+        elif one.name.startswith(("BRX", "JMX")):  # anywhere
+            yield from labels.values()
+        elif one.name.startswith("BSYNC"):
+            yield from meets[one.operands.split(",")[0]]
+        elif one.name.startswith("RET"):
+            yield from calls
+        always = not one.guard and (TARGET.fullmatch(one.operands) is not None or one.name.startswith(("EXIT", "RET", "BRX", "JMX")))
+        if not (always and one.name.startswith(("BRA", "JMP", "EXIT", "RET", "BRX", "JMX"))):
+            yield at + 1
+
+    return [{way for way in following(at, one) if way < len(program)} for at, one in enumerate(program)]
 
 
 def _descriptor(operands: str) -> set[str]:

@@ -13,17 +13,16 @@ import re
 import resource
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
 from cross_descriptors import strays
+from cross_pool import Lost, Pool
 from pagoda.hal.info import DeviceInfo
 from pagoda.ops.triton.absent import Compiled, standing_in
 from triton import knobs
@@ -50,7 +49,7 @@ class Program(NamedTuple):
         """Says all that the result depends on, but not where in a file a function stands."""
         rest = {name: value for name, value in json.loads(self.rest).items() if name != "key"}
         rest["options"] = {name: value for name, value in rest["options"].items() if name != "extern_libs"}
-        text = json.dumps([triton.__version__, target, _texts(self.function), rest], sort_keys=True)
+        text = json.dumps([triton.__version__, *_tools(target), target, _texts(self.function), rest], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -73,6 +72,16 @@ class Record:
     strays: list[str] = field(default_factory=list)
     seconds: float = 0.0
     error: str = ""
+
+
+@cache
+def _tools(target: str) -> tuple[str, ...]:
+    """What else than Triton makes a record: NVIDIA's assembler where kernels choose it (`ops/triton/assembler.py`), as a run would; and who
+    reads the descriptors of sm90."""
+    if not target.startswith("sm") or int(target.removeprefix("sm")) >= 100:
+        return ()
+    readers = (Path(__file__).with_name("cross_descriptors.py").read_text(),) if target == "sm90" else ()
+    return (str(knobs.nvidia.ptxas.version), *readers)
 
 
 @cache
@@ -169,21 +178,30 @@ class Results:
     def get(self, key: str) -> Record | None:
         return self._known.get(key)
 
-    def put(self, key: str, record: Record) -> None:
+    def put(self, key: str, record: Record, keep: bool = True) -> None:
         self._known[key] = record
-        if self._file:
+        if self._file and keep:
             with self._file.open("a") as file:
                 file.write(json.dumps({"key": key, **asdict(record)}) + "\n")
 
 
-def compile_all(programs: list[Program], info: DeviceInfo, results: Results, jobs: int = 1) -> dict[Program, Record]:
-    """What becomes of each; those that are not known are compiled, in `jobs` processes."""
+def of_device(job: tuple[Program, DeviceInfo]) -> Record:
+    """`compiled`, of one thing, for processes of their own."""
+    return compiled(*job)
+
+
+Compilers = Pool[tuple[Program, DeviceInfo], Record]
+
+
+def compile_all(programs: list[Program], info: DeviceInfo, results: Results, compilers: Compilers | None = None) -> dict[Program, Record]:
+    """What becomes of each; those that are not known are compiled, here or in processes that are ended where one takes too long."""
     keys = {program: program.key(info.arch) for program in programs}
     missing = {key: program for program, key in keys.items() if results.get(key) is None}
-    if jobs > 1 and len(missing) > 1:
-        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-            made: Iterator[Record] = pool.map(compiled, missing.values(), [info] * len(missing))
-            for key, record in zip(missing, made):
+    if compilers is not None:
+        for key, record in compilers.results({key: (program, info) for key, program in missing.items()}):
+            if isinstance(record, Lost):  # another time it may be quicker
+                results.put(key, Record(error=f"the compiler {record}"), keep=False)
+            else:
                 results.put(key, record)
     else:
         for key, program in missing.items():

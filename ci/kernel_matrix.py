@@ -69,6 +69,8 @@ def _needs(kernel: Kernel) -> str:
     }
     words = [f"{title}{one}" for title, group in groups.items() for one in group]
     words += [f"{name} in {', '.join(map(str, allowed))}" for name, allowed in needs.facts.items()]
+    for arch, facts in needs.facts_on.items():
+        words += [f"on {arch} {name} in {', '.join(map(str, allowed))}" for name, allowed in facts.items()]
     return "; ".join(words) or "–"
 
 

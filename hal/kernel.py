@@ -37,6 +37,7 @@ class Needs:
         features: all of these device features.
         dtypes: names of the dtypes it computes in.
         facts: allowed values of further facts, such as `{"head_dim": (64, 128)}`.
+        facts_on: the same for an architecture alone, which has less room or a compiler that does worse.
         packages: Python packages that must be installed.
     """
 
@@ -44,6 +45,7 @@ class Needs:
     features: frozenset[Feature] = frozenset()
     dtypes: frozenset[str] = frozenset()
     facts: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    facts_on: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
 
     def refuse_device(self, info: DeviceInfo) -> Reason | None:
@@ -58,15 +60,17 @@ class Needs:
 
     def refuse(self, info: DeviceInfo, facts: Facts) -> Reason | None:
         """The first unmet need, or None."""
-        reason = self.refuse_device(info)
-        if reason is not None:
-            return reason
+        return self.refuse_device(info) or self.refuse_use(info, facts)
+
+    def refuse_use(self, info: DeviceInfo, facts: Facts) -> Reason | None:
+        """The first need that a use does not meet, on a device that has all that is asked of it."""
         if self.dtypes and facts.dtype not in self.dtypes:
             return f"computes {', '.join(sorted(self.dtypes))}, not {facts.dtype}"
-        for name, allowed in self.facts.items():
-            value = getattr(facts, name)
-            if value not in allowed:
-                return f"{name} must be one of {', '.join(map(str, allowed))}, not {value}"
+        for allowed_here, where in ((self.facts, ""), (self.facts_on.get(info.arch, {}), f" on {info.arch}")):
+            for name, allowed in allowed_here.items():
+                value = getattr(facts, name)
+                if value not in allowed:
+                    return f"{name} must be one of {', '.join(map(str, allowed))}{where}, not {value}"
         return None
 
 

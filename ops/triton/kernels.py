@@ -26,7 +26,10 @@ FLOATS = frozenset({"float32", "bfloat16", "float16"})
 PAGES = FLOATS | {"float8_e4m3fn"}
 FLOAT8 = Needs(features=frozenset({Feature.TRITON, Feature.FP8}), dtypes=frozenset({"bfloat16", "float16"}), packages=("triton",))
 NEEDS = Needs(features=frozenset({Feature.TRITON}), dtypes=FLOATS, packages=("triton",))
-HALVES = replace(NEEDS, dtypes=frozenset({"bfloat16", "float16"}))
+LATENTS = replace(NEEDS, facts_on={"gfx1100": {"kv_dtype": tuple(sorted(FLOATS))}})
+"""No float8 on RDNA 3, whose waves of 32 hold numbers of a product twice: those of a latent keep LLVM's register allocator busy for seven
+minutes a program (of 16 bits: one second)."""
+HALVES = replace(LATENTS, dtypes=frozenset({"bfloat16", "float16"}))
 HERE = "pagoda.ops.triton"
 CLAIMS = frozenset({"capturable"})
 INVARIANT = CLAIMS | {"batch_invariant"}
@@ -147,7 +150,7 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel("paged_attention", "triton_latent", f"{HERE}.latent_attention:LatentAttention", HALVES, _latent_fits, 3.0, CLAIMS),
         Kernel("segment_attention", "triton", f"{HERE}.segment_attention:SegmentAttention", NEEDS, _segments_fit, 1.0, CLAIMS),
         Kernel("choose_keys", "triton", f"{HERE}.choose_keys:ChooseKeys", NEEDS, _choice_fits, 1.0, CLAIMS),
-        Kernel("sparse_attention", "triton", f"{HERE}.sparse_attention:SparseAttention", NEEDS, _sparse_fits, 1.0, CLAIMS),
+        Kernel("sparse_attention", "triton", f"{HERE}.sparse_attention:SparseAttention", LATENTS, _sparse_fits, 1.0, CLAIMS),
         Kernel("write_kv", "triton", f"{HERE}.attention:WriteKv", NEEDS, _writable, 1.0, INVARIANT),
         Kernel("rms_norm", "triton", f"{HERE}.pointwise:RmsNorm", NEEDS, None, 1.0, INVARIANT),
         Kernel("add_rms_norm", "triton", f"{HERE}.pointwise:AddRmsNorm", NEEDS, None, 1.0, INVARIANT),

@@ -135,7 +135,7 @@ class PagedAttention(PlainKernel):
         chosen = tile or tile_of(rows, dim, nbytes, facts.page_size, shared_memory(device), self.half, requests)
         chosen = suited(chosen, dim, self.half, device) if tile is None else chosen
         # A stage holds a tile of keys or of values; beside them are the queries, or the weights on their way from one product to the next.
-        stages = fitting_stages(device, min(chosen.stages, most_stages(device)), chosen.keys * dim * nbytes, BESIDE)
+        stages = fitting_stages(device, min(chosen.stages, most_stages(device, facts.bias)), chosen.keys * dim * nbytes, BESIDE)
         chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(self.group)), stages=stages)
         shared = self._shared(batch) if single else 0
         splits = splits or (self._splits(batch) if single else 1)

@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.segment_attention import SegmentAttentionFacts, Segments
-from pagoda.ops.triton.launch import early, fitting_stages, most_stages
+from pagoda.ops.triton.launch import early, most_stages, narrow_units, shared_memory
 from pagoda.ops.triton.order import let_next_start, wait_for_last
 from pagoda.ops.triton.paged_attention import BESIDE, suited
 from pagoda.ops.triton.paged_kernels import LOG2E, find_request
-from pagoda.ops.triton.tiles import Tile, float32_tile
+from pagoda.ops.triton.tiles import Tile, float32_tile, segment_stages
 
 ALIGNED = 16
 """Steps between heads and tokens that are no multiple of it are not loaded as whole vectors: q, k and v are copied into wider heads then.
@@ -153,7 +153,7 @@ class SegmentAttention(PlainKernel):
         if any(step % ALIGNED for x in (q, k, v) for step in x.stride()[:2]):
             dim = main + more
             q, k, v = (F.pad(x, (0, dim - facts.head_dim)) for x in (q, k, v))
-        tile = self._tile(triton.cdiv(tokens, max(count, 1)), main + more, q)
+        tile = self._tile(triton.cdiv(tokens, max(count, 1)), main + more, q, bias)
         blocks = tokens // tile.rows + count + 1
         attend_segments[(blocks, facts.num_heads)](
             q, k, v, out, segments.start, out if bias is None else bias.contiguous(), facts.scale, count, blocks, tokens,
@@ -165,9 +165,9 @@ class SegmentAttention(PlainKernel):
         )  # fmt: skip
         return out
 
-    def _tile(self, mean: int, dim: int, q: torch.Tensor) -> Tile:
-        """As the device wants it: a stage holds a tile of keys or of values, beside the queries."""
-        tile = suited(segment_tile(mean, dim, q.element_size()), dim, False, q.device)
-        beside = BESIDE + tile.rows * dim * q.element_size()
-        stages = fitting_stages(q.device, min(tile.stages, most_stages(q.device)), 2 * tile.keys * dim * q.element_size(), beside)
-        return tile._replace(stages=stages)
+    def _tile(self, mean: int, dim: int, q: torch.Tensor, bias: torch.Tensor | None) -> Tile:
+        """As the device wants it."""
+        nbytes = q.element_size()
+        tile, most = suited(segment_tile(mean, dim, nbytes), dim, False, q.device), most_stages(q.device, bias is not None)
+        loaded = bias.element_size() if bias is not None and narrow_units(q.device) else 0
+        return tile._replace(stages=segment_stages(tile, dim, nbytes, loaded, shared_memory(q.device) - BESIDE, most))

@@ -75,3 +75,11 @@ def latent_tile(rows: int, width: int, shared: int) -> Tile:
     best = Tile(16, 64, 8, 5, False) if rows <= 16 else Tile(32 if rows <= 32 else 64, 32, 8, 5, False)
     fitting = (tile for tile in (best, Tile(16, 32, 4, 5, False)) if (4 * tile.keys + 2 * tile.rows) * width + 8192 <= shared)
     return next(fitting, Tile(16, 16, 4, 1, False))
+
+
+def segment_stages(tile: Tile, dim: int, nbytes: int, bias: int, shared: int, most: int) -> int:
+    """Stages of attention of whole sequences, `most` at most, in `shared` bytes: each holds a tile of keys and of values, heads of `dim`
+    numbers of `nbytes`, beside the queries; all but one what is loaded of a bias, `bias` bytes for each row and key, where that is staged
+    too."""
+    stage, loaded, queries = 2 * tile.keys * dim * nbytes, tile.rows * tile.keys * bias, tile.rows * dim * nbytes
+    return max(1, min(tile.stages, most, (shared - queries + loaded) // (stage + loaded)))

@@ -58,4 +58,23 @@ def test_an_operand_in_registers_leaves_its_descriptor_open() -> None:
 
 
 def test_what_comes_around_a_loop_counts() -> None:
-    assert strays_of(written(PRODUCT, *PLACE, "LDG.E R5, desc[UR8][R2.64]", *INTO_UNIFORM)) == ["0000"]
+    loop = written(PRODUCT, *PLACE, "LDG.E R5, desc[UR8][R2.64]", *INTO_UNIFORM, "@P0 BRA `(.L_x_0)", "EXIT")
+    assert strays_of(".L_x_0:\n" + loop) == ["0000"]
+    assert strays_of(".L_x_0:\n" + loop.replace("@P0 BRA", "@P0 NOP")) == []
+
+
+def test_what_another_branch_does_does_not_count() -> None:
+    """The branch that stands first leaves an argument where the tile's place is in the other."""
+    lines = written(
+        *PLACE, "@P0 BRA `(.L_x_1)", *INTO_UNIFORM, PRODUCT, "LDC R5, c[0x0][0x2b8]", "EXIT", *INTO_UNIFORM, PRODUCT, "EXIT"
+    ).splitlines()
+    assert strays_of("\n".join([*lines[:11], ".L_x_1:", *lines[11:]])) == []
+    assert strays_of("\n".join([*(one.replace("EXIT", "NOP") for one in lines[:11]), ".L_x_1:", *lines[11:]])) == [f"{16 * 13:04x}"]
+
+
+def test_threads_that_parted_meet_again() -> None:
+    """One way to where they meet leaves an argument in the tile's place."""
+    lines = written(
+        *PLACE, "BSSY B0, `(.L_x_2)", "@P0 BRA `(.L_x_1)", "BSYNC B0", "LDC R5, c[0x0][0x2b8]", "BSYNC B0", *INTO_UNIFORM, PRODUCT
+    ).splitlines()
+    assert strays_of("\n".join([*lines[:8], ".L_x_1:", *lines[8:10], ".L_x_2:", *lines[10:]])) == [f"{16 * 12:04x}"]

@@ -45,6 +45,7 @@ def test_highest_fitting_rank_wins_and_the_rest_is_explained() -> None:
         (Needs(archs=frozenset({"b", "c"})), "needs b or c, the device is a1"),
         (Needs(features=frozenset({Feature.FP8, Feature.INT8})), "the device lacks fp8"),
         (Needs(dtypes=frozenset({"bfloat16"})), "computes bfloat16, not float32"),
+        (Needs(facts_on={"a1": {"width": (16, 32)}, "b": {"width": (64,)}}), "width must be one of 16, 32 on a1, not 64"),
         (Needs(packages=("no_such_package",)), "package no_such_package is not installed"),
     ],
 )
