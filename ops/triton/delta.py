@@ -67,21 +67,16 @@ def _steps(q, k, v, step, beta, bias, rates, state, out, query_start, fresh, rea
         key = tl.load(k + at * k_t + shared * k_h + channel, mask=channel < K, other=0.0).to(tl.float32)
         query = tl.load(q + at * q_t + shared * q_h + channel, mask=channel < K, other=0.0).to(tl.float32)
         value = tl.load(v + at * v_t + head * v_h + column, mask=column < V, other=0.0).to(tl.float32)
+        key *= over_length(tl.sum(key * key, 0))
+        query *= over_length(tl.sum(query * query, 0)) * K**-0.5
         amount = amount_of(tl.load(beta + at * beta_t + head), DOUBLE)
         if BY_CHANNEL:
             moved = tl.load(step + at * g_t + head * g_h + channel, mask=channel < K, other=0.0).to(tl.float32)
             held *= tl.exp(softplus(moved + shift) * rate)[:, None]
         else:
             held *= tl.exp(softplus(tl.load(step + at * g_t + head).to(tl.float32) + shift) * rate)
-        # Sums over channels wait for other warps. None of these waits for another: lengths are divided by afterwards, and what the key
-        # writes meets the query as their product.
-        known, asked = tl.split(tl.sum(tl.join(held * key[:, None], held * query[:, None]), 0))
-        squares, query_squares = tl.split(tl.sum(tl.join(key * key, query * query), 0))
-        met = tl.sum(key * query, 0)
-        unit, query_unit = over_length(squares), over_length(query_squares) * K**-0.5
-        written = unit * amount * (value - unit * known)
-        result = query_unit * (asked + met * written)
-        held += key[:, None] * written[None, :]
+        held += key[:, None] * (amount * (value - tl.sum(held * key[:, None], 0)))[None, :]
+        result = tl.sum(held * query[:, None], 0)
         tl.store(out + (at * HEADS + head) * V + column, result.to(out.dtype.element_ty), mask=column < V)
     # The page may be the one that was read, by other threads too.
     tl.debug_barrier()

@@ -12,7 +12,7 @@ from pagoda.ops.moe import MoeMlpFacts
 from pagoda.ops.triton.launch import early
 from pagoda.ops.triton.order import let_next_start, wait_for_last
 
-PAIRS = 2048
+PAIRS = 4096
 """Choices that the kernel for few looks at in one go, and the most that are few."""
 CHUNK, PART = 512, 128
 """Choices of a program of the kernels for many, and of those that are placed at once."""
