@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-LIMIT = 3.0
+LIMIT = 20.0
+"""Seconds, those of a process's start on a busy machine included."""
 
 
 def halved(thing: str) -> int:
     """What a process does in these tests: `sleep` takes too long, `die` ends the process."""
     if thing == "sleep":
-        time.sleep(60)
+        time.sleep(600)
     if thing == "die":
         os._exit(7)
     return int(thing) // 2
@@ -42,7 +43,8 @@ def test_every_result_comes_back_by_its_key(pool: type, jobs: int) -> None:
     assert not any(worker.process.is_alive() for worker in workers)
 
 
+@pytest.mark.heavy
 def test_what_takes_too_long_or_dies_is_named_and_the_rest_goes_on(pool: type) -> None:
     with pool(halved, 1, LIMIT) as processes:
         found = dict(processes.results({"a": "10", "b": "sleep", "c": "20", "d": "die", "e": "30"}))
-    assert found == {"a": 5, "b": "takes longer than 3 s", "c": 10, "d": "ends its process, with 7", "e": 15}
+    assert found == {"a": 5, "b": "takes longer than 20 s", "c": 10, "d": "ends its process, with 7", "e": 15}
