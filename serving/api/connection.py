@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 CONNECTION = "pagoda.connection"
 """Of a request's `scope["state"]`: its `Connection`."""
@@ -41,15 +41,22 @@ class Connection:
 
 
 class StreamProtocol(HttpToolsProtocol):
-    """Beside what uvicorn does, keeps the `Connection` of each request's state up to date."""
+    """Beside what uvicorn does, keeps the `Connection` of requests' states up to date and tells each that its client has gone."""
 
     def __init__(self, *settings: Any, app_state: dict[str, Any], **more: Any) -> None:
         self.stream_connection = Connection()
+        self._unanswered: list[RequestResponseCycle] = []
         super().__init__(*settings, app_state={**app_state, CONNECTION: self.stream_connection}, **more)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.stream_connection.opened(transport)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self.cycle is not None:
+            self._unanswered = [one for one in self._unanswered if not one.response_complete]
+            self._unanswered.append(self.cycle)
 
     def pause_writing(self) -> None:
         self.stream_connection.writable = False
@@ -61,4 +68,8 @@ class StreamProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.stream_connection.end()
+        for one in self._unanswered:  # of several requests sent at once uvicorn tells the last one, which may not be the one that runs
+            if not one.response_complete:
+                one.disconnected = True
+                one.message_event.set()
         super().connection_lost(exc)
