@@ -60,11 +60,10 @@ def strays_of(text: str) -> list[str]:
         if one.name.startswith(("HGMMA", "QGMMA", "IGMMA")):
             found |= {one.where} if foreign & _descriptor(one.operands) else set()
         else:
-            written, comes_from_afar = _effect(one.name, one.operands, foreign)
-            if comes_from_afar:
-                foreign |= written
-            elif not one.guard:
+            written, from_afar = _effect(one.name, one.operands, foreign)
+            if not one.guard:
                 foreign -= written
+            foreign |= from_afar
         for following in ways[at]:
             if following not in seen or not foreign <= before[following]:
                 before[following] |= foreign
@@ -116,23 +115,29 @@ def _descriptor(operands: str) -> set[str]:
     return {f"UR{first + i}" for i in range(2 if in_registers else 0, 4)}
 
 
-def _effect(name: str, operands: str, foreign: set[str]) -> tuple[set[str], bool]:
-    """What an instruction writes, and whether that follows from arguments or data."""
+def _effect(name: str, operands: str, foreign: set[str]) -> tuple[set[str], set[str]]:
+    """What an instruction writes, and what of it follows from arguments or data. Two numbers that go to a thread's own memory side by side
+    stay two."""
     parts = [part.strip() for part in operands.split(",")]
     if name.startswith("STL"):
-        return _slots(name, parts[0]), bool(_registers(parts[1], _width(name)) & foreign)
+        return _moved(_slots(name, parts[0]), _registers(parts[1], _width(name)), foreign)
     if NO_RESULT.match(name) or not parts[0]:
-        return set(), False
+        return set(), set()
     if name.startswith("LOP3") and not REGISTER.search(parts[0]):  # a predicate, too
         parts = parts[1:]
-    if not (written := _registers(parts[0], _width(name))):
-        return set(), False
+    written = _registers(parts[0], _width(name))
     if name.startswith("LDL"):
-        return written, bool(_slots(name, operands) & foreign)
+        return _moved(written, _slots(name, operands), foreign)
     if name.startswith(("LD", "ATOM", "ULDC", "SULD", "TEX")):
-        return written, not name.startswith(("LDC", "ULDC")) or _argument(operands)
-    sources = {register for part in parts[1:] for register in _registers(part, 1)}
-    return written, bool(sources & foreign) or _argument(operands)
+        far = not name.startswith(("LDC", "ULDC")) or _argument(operands)
+    else:
+        far = _argument(operands) or any(register in foreign for part in parts[1:] for register in _registers(part, 1))
+    return set(written), set(written) if far else set()
+
+
+def _moved(to: list[str], source: list[str], foreign: set[str]) -> tuple[set[str], set[str]]:
+    """One after the other; zeros come from nowhere."""
+    return set(to), {place for place, number in zip(to, source or [""] * len(to), strict=True) if number in foreign}
 
 
 def _width(name: str) -> int:
@@ -142,19 +147,19 @@ def _width(name: str) -> int:
     return 2 if ".64" in name or ".WIDE" in name or (name.startswith("CS2R") and ".32" not in name) else 1
 
 
-def _registers(part: str, count: int) -> set[str]:
+def _registers(part: str, count: int) -> list[str]:
     """Those that an operand names, `count` from each on."""
-    return {
+    return [
         f"{kind}{int(number) + i}"
         for kind, number, wide in REGISTER.findall(part) if number != "Z" for i in range(max(count, 2 if wide else 1))
-    }  # fmt: skip
+    ]  # fmt: skip
 
 
-def _slots(name: str, operand: str) -> set[str]:
+def _slots(name: str, operand: str) -> list[str]:
     match = SLOT.search(operand)
     assert match, f"memory of a thread's own that is not addressed by R1: {name} {operand}"
     first = int(match[1] or "0", 16)
-    return {f"[{first + 4 * i:#x}]" for i in range(_width(name))}
+    return [f"[{first + 4 * i:#x}]" for i in range(_width(name))]
 
 
 def _argument(operands: str) -> bool:

@@ -45,6 +45,8 @@ def test_it_is_followed_through_sums_and_a_threads_own_memory() -> None:
         *PLACE, "LDC R8, c[0x0][0x2b8]", "IADD3 R5, P1, R8, R4, RZ", "STL.64 [R1+0xc0], R4", "LDL.64 R4, [R1+0xc0]", *INTO_UNIFORM, PRODUCT
     )
     assert strays_of(text) == [f"{16 * 11:04x}"]
+    beside = ("LDC R4, c[0x0][0x2b8]", "STL.64 [R1+0xc0], R4", "STL [R1+0xc8], RZ", "LDL.64 R4, [R1+0xc0]")
+    assert strays_of(written(*PLACE, *beside, *INTO_UNIFORM, PRODUCT)) == []  # the argument is R4 alone
     # What is written over is forgotten, but not where that may not happen.
     assert strays_of(written(*PLACE, "LDG.E R5, desc[UR8][R2.64]", "MOV R5, 0x40", *INTO_UNIFORM, PRODUCT)) == []
     assert strays_of(written(*PLACE, "LDG.E R5, desc[UR8][R2.64]", "@P0 MOV R5, 0x40", *INTO_UNIFORM, PRODUCT)) != []
