@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections import defaultdict
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,7 +63,12 @@ def strays_of(text: str) -> list[str]:
             if not one.guard:
                 foreign -= written
             foreign |= from_afar
-        for following in ways[at]:
+        if one.name.startswith("BSSY"):
+            foreign = {known for known in foreign if not known.startswith(f"{_barrier(one)} ")}
+            foreign |= {f"{_barrier(one)} {label}" for label in TARGET.findall(one.operands)}
+        # Threads that part meet again where the last BSSY of their barrier says: what is known of barriers goes along with the rest.
+        meets = {labels[known.split()[1]] for known in foreign if known.startswith(f"{_barrier(one)} ")} if one.name == "BSYNC" else set()
+        for following in ways[at] | {place for place in meets if place < len(program)}:
             if following not in seen or not foreign <= before[following]:
                 before[following] |= foreign
                 waiting.append(following)
@@ -83,11 +87,8 @@ def _parsed(text: str) -> tuple[list[Instruction], dict[str, int]]:
 
 
 def _ways(program: list[Instruction], labels: dict[str, int]) -> list[set[int]]:
-    """The instructions that may follow each."""
-    meets, calls = defaultdict[str, set[int]](set), {at + 1 for at, one in enumerate(program) if one.name.startswith("CALL")}
-    for one in program:
-        if one.name.startswith("BSSY"):  # threads that part meet again where it says, at a BSYNC of the same barrier
-            meets[one.operands.split(",")[0]] |= {labels[name] for name in TARGET.findall(one.operands)}
+    """The instructions that may follow each, but for where threads meet again."""
+    calls = {at + 1 for at, one in enumerate(program) if one.name.startswith("CALL")}
 
     def following(at: int, one: Instruction) -> Iterator[int]:
         targets = [labels[name] for name in TARGET.findall(one.operands)]
@@ -95,8 +96,6 @@ def _ways(program: list[Instruction], labels: dict[str, int]) -> list[set[int]]:
             yield from targets
         elif one.name.startswith(("BRX", "JMX")):  # anywhere
             yield from labels.values()
-        elif one.name.startswith("BSYNC"):
-            yield from meets[one.operands.split(",")[0]]
         elif one.name.startswith("RET"):
             yield from calls
         always = not one.guard and (TARGET.fullmatch(one.operands) is not None or one.name.startswith(("EXIT", "RET", "BRX", "JMX")))
@@ -104,6 +103,10 @@ def _ways(program: list[Instruction], labels: dict[str, int]) -> list[set[int]]:
             yield at + 1
 
     return [{way for way in following(at, one) if way < len(program)} for at, one in enumerate(program)]
+
+
+def _barrier(one: Instruction) -> str:
+    return one.operands.split(",")[0]
 
 
 def _descriptor(operands: str) -> set[str]:

@@ -35,6 +35,9 @@ READ = 4096
 """Numbers that such a program reads at a time."""
 BESIDE = 8192
 """Bytes of shared memory that decodes need for other things than keys and values."""
+NARROW = 64
+"""Heads of so few numbers behind a window have few tiles to load ahead; with three stages ptxas 12.9 lets a product of sm90 look for keys
+where another address was (`ci/cross_compile.py`)."""
 WAVE = 128
 """Programs of a shared beginning: its tiles are large, one a multiprocessor."""
 
@@ -136,6 +139,8 @@ class PagedAttention(PlainKernel):
         chosen = suited(chosen, dim, self.half, device) if tile is None else chosen
         # A stage holds a tile of keys or of values; beside them are the queries, or the weights on their way from one product to the next.
         stages = fitting_stages(device, min(chosen.stages, most_stages(device, facts.bias)), chosen.keys * dim * nbytes, BESIDE)
+        if facts.window and dim <= NARROW and not single:
+            stages = min(stages, 2)
         chosen = chosen._replace(rows=max(chosen.rows, triton.next_power_of_2(self.group)), stages=stages)
         shared = self._shared(batch) if single else 0
         splits = splits or (self._splits(batch) if single else 1)

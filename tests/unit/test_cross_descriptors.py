@@ -80,3 +80,11 @@ def test_threads_that_parted_meet_again() -> None:
         *PLACE, "BSSY B0, `(.L_x_2)", "@P0 BRA `(.L_x_1)", "BSYNC B0", "LDC R5, c[0x0][0x2b8]", "BSYNC B0", *INTO_UNIFORM, PRODUCT
     ).splitlines()
     assert strays_of("\n".join([*lines[:8], ".L_x_1:", *lines[8:10], ".L_x_2:", *lines[10:]])) == [f"{16 * 12:04x}"]
+
+
+def test_a_barrier_that_is_used_again_meets_where_it_was_last_told() -> None:
+    """The first meeting place is reached from the first BSYNC alone, which stands before an argument is in the tile's place."""
+    lines = written(
+        *PLACE, "BSSY B0, `(.L_x_1)", "BSYNC B0", *INTO_UNIFORM, PRODUCT, "LDC R5, c[0x0][0x2b8]", "BSSY B0, `(.L_x_2)", "BSYNC B0", "EXIT"
+    ).splitlines()
+    assert strays_of("\n".join([*lines[:7], ".L_x_1:", *lines[7:13], ".L_x_2:", *lines[13:]])) == []
