@@ -68,7 +68,7 @@ class Guesser:
     ],
 )
 async def test_trees_change_no_answer(settings: dict[str, Any]) -> None:
-    answers = []
+    answers, steps = [], []
     for drafter in (None, Guesser()):
         client = await InProcessClient.start(partial(slow_engine, partial(toy_engine, drafter=drafter), brake := HandBrake()))
 
@@ -78,9 +78,9 @@ async def test_trees_change_no_answer(settings: dict[str, Any]) -> None:
 
         answers.append(await side_by_side(client, brake, *(ask(index) for index in range(3))))
         stats = await client.stats()
+        steps.append(stats.steps)
         await client.close()
-    # How many steps that saves depends on who shares one, and so on the machine; the next test counts them.
-    assert answers[0] == answers[1] and stats.accepted_tokens > 10
+    assert answers[0] == answers[1] and steps[1] < 0.8 * steps[0] and stats.accepted_tokens > 10
 
 
 @pytest.mark.parametrize("overlap", [1, 3])
