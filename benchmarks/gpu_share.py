@@ -60,6 +60,11 @@ EXPERT_TILES = tuple(
 
 
 PLAIN_CUTS = {
+    32: (
+        (64, 64, 4, 4, False), (64, 128, 4, 3, False), (32, 128, 4, 4, False), (32, 256, 4, 3, False), (128, 64, 4, 4, False),
+        (64, 64, 4, 4, True), (64, 64, 4, 6, True), (64, 128, 4, 3, True), (128, 64, 4, 3, True), (128, 128, 4, 3, True),
+        (32, 128, 4, 4, True),
+    ),
     64: ((64, 64, 4, 4, False), (64, 64, 4, 4, True), (128, 64, 4, 3, True), (64, 128, 4, 3, True)),
     128: (
         (128, 64, 8, 3, False), (64, 64, 4, 3, True), (64, 64, 4, 4, True), (128, 64, 8, 3, True), (128, 64, 8, 4, True),
@@ -198,7 +203,7 @@ def experts(tiles: bool, float8: bool, note: Callable[..., None]) -> None:
             sets = [_routed(plain, tokens) for _ in range(8 if tokens < 512 else 2)]
             name = f"{plain.experts} experts of {plain.width} × {plain.hidden}, {plain.top_k} of them for {tokens} tokens"
             note(f"bf16, {name}", _of_experts(MoeMlp(plain).run, bf16, sets), _expert_work(plain, sets, 2, "bfloat16"))
-            if tiles and tokens >= 512:
+            if tiles and tokens >= 256:
                 plain_cuts(MoeMlp(plain), bf16, sets, partial(note, work=_expert_work(plain, sets, 2, "bfloat16")))
             for block, packed in weights.items():
                 kernel, work = MoeMlpFp8(MoeMlpFp8Facts(plain, block)), _expert_work(plain, sets, 1, "float8_e4m3fn")
@@ -214,6 +219,8 @@ def plain_cuts(kernel: MoeMlp, packed: Any, sets: list[Any], note: Callable[...,
     """bfloat16 experts in other tiles: up first, then down behind the best of it."""
     true, tokens = kernel.run(packed, *sets[0]).float(), len(sets[0][0])
     for rows, cuts in PLAIN_CUTS.items():
+        if (rows <= 64) != (tokens <= 512):
+            continue
         best = Cut(*cuts[0])
         for part in ("up", "down"):
             times = {}

@@ -25,6 +25,7 @@ from pagoda.ops.sampling import SamplingFacts, SamplingRows
 from pagoda.ops.segment_attention import SegmentAttentionFacts, Segments
 from pagoda.ops.sparse_attention import ChooseFacts, SparseAttentionFacts
 from pagoda.ops.triton import gemm_routes
+from pagoda.ops.triton.gated_gemm import MANY
 
 HEADS = (128, 64, 80, 96, 192, 256)
 EXPERTS = (
@@ -139,6 +140,10 @@ def _norm_gemm(dtype: str) -> Iterator[Case]:
         if fp8:
             weights["scale"] = _empty("float32", columns)
         yield Case(f"{rows}×{inner}×{columns}", facts, (_empty(dtype, rows, inner), _empty(dtype, rows, inner)), weights)
+    for (columns, inner), rows in product(LAYERS, (MANY, 512, 8192)):
+        facts = NormGemmFacts(NormFacts(dtype, inner, 1e-6), GemmFacts(dtype, inner, columns), ActivationFacts(dtype, "silu"))
+        x, weights = _empty(dtype, rows, inner), {"weight": _empty(dtype, columns, inner), "norm": _empty(dtype, inner)}
+        yield Case(f"{rows}×{inner}×{columns}", facts, (x, x), weights)
 
 
 def _moe(dtype: str) -> Iterator[Case]:

@@ -65,7 +65,7 @@ class AbsentDriver(DriverBase):  # type: ignore[misc]
         return ty
 
     def get_device_properties(self, device: Any) -> dict[str, int]:
-        return {"max_shared_mem": self._shared}
+        return {"max_shared_mem": self._shared, "multiprocessor_count": 128}
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: Any) -> tuple[Any, ...]:
         return (object(), None, 0, 0, MANY)

@@ -40,6 +40,15 @@ def shared_memory(device: torch.device) -> int:
 
 
 @cache
+def processors(device: torch.device) -> int:
+    """How many of them there are, for kernels whose programs take tile after tile; a few on the host, where programs run one by one."""
+    if device.type == "cpu":
+        return 3
+    active = driver.active
+    return int(active.utils.get_device_properties(active.get_current_device())["multiprocessor_count"])
+
+
+@cache
 def most_stages(device: torch.device, bias: bool = False) -> int:
     """Stages that a loop may have whose loads need a number that another load of it brings: AMD's compiler loses that one with more. And
     where scores have a `bias` and blocks few rows, it ends with a cast left over of the sums that pass from one such loop to the next."""
@@ -100,6 +109,7 @@ def forget() -> None:
     """The driver is another one now."""
     overlaps.cache_clear()
     shared_memory.cache_clear()
+    processors.cache_clear()
     most_stages.cache_clear()
     waves_of_32.cache_clear()
     narrow_units.cache_clear()

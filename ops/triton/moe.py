@@ -115,7 +115,8 @@ def _gate_up(x, weight, bias, scales, order, hidden, expert, block, tile, pairs,
         gate += tl.load(biases, mask=n < HIDDEN, other=0.0).to(tl.float32)[None, :]
         up += tl.load(biases + HIDDEN, mask=n < HIDDEN, other=0.0).to(tl.float32)[None, :]
     result = activated(gate, up, alpha, limit, KIND).to(hidden.dtype.element_ty)
-    tl.store(hidden + pair.to(tl.int64)[:, None] * HIDDEN + n[None, :], result, mask=valid[:, None] & (n < HIDDEN)[None, :])
+    place = (block * SIZE + tl.arange(0, ROWS)).to(tl.int64)
+    tl.store(hidden + place[:, None] * HIDDEN + n[None, :], result, mask=(n < HIDDEN)[None, :])
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -148,15 +149,16 @@ def _outputs(hidden, weight, bias, scales, order, out, expert, block, tile, pair
     pair = tl.load(order + block * SIZE + tl.arange(0, ROWS))
     valid = pair < pairs
     n, k = tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
-    a = hidden + pair.to(tl.int64)[:, None] * HIDDEN + k[None, :]
     if not DESCRIBED:
+        a = hidden + (block * SIZE + tl.arange(0, ROWS)).to(tl.int64)[:, None] * HIDDEN + k[None, :]
         b = weight + expert * (WIDTH * HIDDEN) + n[None, :] * HIDDEN + k[:, None]
     acc = tl.zeros([ROWS, BLOCK_N], tl.float32)
     for start in range(0, HIDDEN, BLOCK_K):
-        left = tl.load(a + start, mask=valid[:, None] & (start + k < HIDDEN)[None, :], other=0.0)
         if DESCRIBED:
+            left = hidden.load([block * SIZE, start])
             right = tl.trans(weight.load([expert.to(tl.int32), tile * BLOCK_N, start]).reshape(BLOCK_N, BLOCK_K))
         else:
+            left = tl.load(a + start, mask=(start + k < HIDDEN)[None, :], other=0.0)
             right = tl.load(b + start, mask=(n < WIDTH)[None, :] & (start + k < HIDDEN)[:, None], other=0.0)
         acc = tl.dot(left, right, acc, input_precision="ieee")
     if EARLY:
@@ -169,10 +171,11 @@ def _outputs(hidden, weight, bias, scales, order, out, expert, block, tile, pair
 
 
 @triton.jit(do_not_specialize=["pairs"])
-def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr,
+def _down(hidden, halves, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr,
           BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
           DESCRIBED: tl.constexpr, HALVES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """Each choice's result, with its weight. DESCRIBED: weights are `[experts, WIDTH, HIDDEN]`."""
+    """Each choice's result, with its weight. DESCRIBED: weights are `[experts, WIDTH, HIDDEN]`, `hidden` and `halves` bring a block's rows
+    and the first half of them."""
     if EARLY:
         gdc_wait()
     block, tile = tl.program_id(1), tl.program_id(0)
@@ -183,7 +186,7 @@ def _down(hidden, weight, bias, scales, order, owner, out, pairs, WIDTH: tl.cons
     if HALVES:
         half = tl.load(order + block * ROWS + ROWS // 2) >= pairs
     if half:
-        _outputs(hidden, weight, bias, scales, order, out, expert, block, tile, pairs, WIDTH, HIDDEN, ROWS, ROWS // 2, BLOCK_N, BLOCK_K,
+        _outputs(halves, weight, bias, scales, order, out, expert, block, tile, pairs, WIDTH, HIDDEN, ROWS, ROWS // 2, BLOCK_N, BLOCK_K,
                  BIAS, SCALE, DESCRIBED, EARLY)  # fmt: skip
     else:
         _outputs(hidden, weight, bias, scales, order, out, expert, block, tile, pairs, WIDTH, HIDDEN, ROWS, ROWS, BLOCK_N, BLOCK_K, BIAS,
@@ -275,7 +278,8 @@ class MoeMlp(PlainKernel):
         x, ids, weights = x if x.stride(-1) == 1 else x.contiguous(), ids.contiguous(), weights.contiguous()
         pairs = ids.numel()
         order, owner = sort_choices(facts, ids, tile.rows)
-        hidden = torch.empty(pairs, facts.hidden, dtype=x.dtype, device=x.device)
+        # In the order of the blocks, with their padding, so that down reads whole blocks.
+        hidden = torch.empty(len(order), facts.hidden, dtype=x.dtype, device=x.device)
         parts = torch.empty(pairs, facts.width, dtype=x.dtype, device=x.device)
         bias = (packed["up_bias"], packed["down_bias"]) if facts.bias else (x, x)
         common = {"ROWS": tile.rows, "BIAS": facts.bias, "WIDTH": facts.width, "HIDDEN": facts.hidden}
@@ -284,9 +288,10 @@ class MoeMlp(PlainKernel):
             facts.limit or 0.0, TOP_K=facts.top_k, KIND=kind_of(facts), SCALE=facts.scale_input, **common,
             **self._cut(tile.rows, 2, tile.up, x.device),
         )  # fmt: skip
+        blocks = (_rows_of(hidden, rows, tile.down) for rows in (tile.rows, tile.rows // 2))
         _down[(triton.cdiv(facts.width, tile.down.columns), len(owner))](
-            hidden, self._weights(packed["down"], 1, tile.down), bias[1], weights, order, owner, parts, pairs, SCALE=not facts.scale_input,
-            **common, **self._cut(tile.rows, 1, tile.down, x.device),
+            *blocks, self._weights(packed["down"], 1, tile.down), bias[1], weights, order, owner, parts, pairs,
+            SCALE=not facts.scale_input, **common, **self._cut(tile.rows, 1, tile.down, x.device),
         )  # fmt: skip
         return sum_choices(facts, parts, ids, x.dtype)
 
@@ -314,6 +319,10 @@ class MoeMlp(PlainKernel):
             "num_stages": stages,
             **early(device),
         }
+
+
+def _rows_of(hidden: torch.Tensor, rows: int, cut: Cut) -> torch.Tensor | TensorDescriptor:
+    return TensorDescriptor(hidden, list(hidden.shape), list(hidden.stride()), [rows, cut.inner]) if cut.described else hidden
 
 
 class MoeMlpFixed(MoeMlp):

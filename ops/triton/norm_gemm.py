@@ -1,4 +1,5 @@
-"""Residual addition, norm, product and gated activation with few rows in one Triton kernel; with more rows in kernels of their own.
+"""Residual addition, norm, product and gated activation with few rows in one Triton kernel; with more rows in kernels of their own, and
+with many the product and its activation in one.
 
 The norm's factor is one number a row: the product is made of the weighted row, whose squares are summed on the way, and multiplied by the
 factor at the end, so that the row is read once. Each program reads the whole row, which lies in the cache; the first one writes the sum.
@@ -15,17 +16,13 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.linear import GemmFacts
 from pagoda.ops.norm_gemm import NormGemmFacts
+from pagoda.ops.triton.gated_gemm import MANY, activated, gated_gemm, takes_gated
 from pagoda.ops.triton.gemm import Gemm
 from pagoda.ops.triton.gemm_routes import Route, joined_route
 from pagoda.ops.triton.launch import describes, early, shared_memory
 from pagoda.ops.triton.order import let_next_start, wait_for_last
 from pagoda.ops.triton.pointwise import AddRmsNorm, SiluAndMul
 from triton.tools.tensor_descriptor import TensorDescriptor
-
-
-@triton.jit
-def _activated(gate, up):
-    return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit
@@ -77,7 +74,7 @@ def one_row(x, residual, norm, weight, bias, scale, out, total, columns, eps, of
             up *= tl.load(scale + columns + n, mask=n < columns, other=0.0)
         if BIAS:
             up += tl.load(bias + columns + n, mask=n < columns, other=0.0).to(tl.float32)
-        result = _activated(result, up)
+        result = activated(result, up)
     tl.store(out + n, result.to(out.dtype.element_ty), mask=n < columns)
 
 
@@ -124,6 +121,8 @@ class NormGemm(PlainKernel):
         if chosen is not None and len(x) and packed["weight"].is_contiguous() and self.fits(chosen, packed["weight"]):
             return self.joined(packed, x, residual, chosen)
         normed, total = self._add.run({"weight": packed["norm"]}, x, residual)
+        if self._act is not None and len(x) >= MANY and self._takes_gated(packed["weight"]):
+            return gated_gemm(normed, packed["weight"]), total
         out = self._gemm.run(packed, normed)
         return (out if self._act is None else self._act.run(out)), total
 
@@ -144,6 +143,11 @@ class NormGemm(PlainKernel):
         room = (chosen.block_n + 32) * triton.next_power_of_2(inner) * size
         fitting = chosen.block_n >= 64 and inner * size % 16 == 0 and room <= shared_memory(weight.device)
         return self._act is None and fitting and describes(weight.device)
+
+    def _takes_gated(self, weight: torch.Tensor) -> bool:
+        gemm = self.facts.gemm
+        fitting = not gemm.bias and weight.is_contiguous()
+        return fitting and takes_gated(weight.device, weight.dtype, gemm.in_features, self.facts.width)
 
     def joined(self, packed: Any, x: torch.Tensor, residual: torch.Tensor, chosen: Route) -> tuple[torch.Tensor, torch.Tensor]:
         """In one kernel, cut as `chosen` says."""

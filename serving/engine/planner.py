@@ -101,7 +101,10 @@ class Planner:
         total = slots.total[order]
         want = total - slots.computed[order]
         ready = slots.active[order] & (total < slots.limit[order])
-        ready &= ~slots.bound[order] | (total == slots.known[order])
+        # Bound rows go on together: some in each of two steps that take turns would read the weights twice for what one step can do.
+        bound, unknown = slots.bound[order], total != slots.known[order]
+        awaited = bool((bound & unknown & (slots.in_flight[order] > 0)).any())
+        ready &= ~bound | ~(unknown | (awaited & (total > slots.prompt[order])))
         want *= ready
         states = self._ledger.states
         whole = want.copy() if states is not None else want

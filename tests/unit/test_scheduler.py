@@ -226,6 +226,26 @@ def test_a_failed_engine_answers_everybody():
     assert not toy.scheduler.has_work and toy.scheduler.stats().pages_used == 0
 
 
+def test_bound_rows_that_came_apart_share_their_steps():
+    toy = Toy()
+    for name in "ab":  # the second comes when a step of the first is in flight
+        toy.submit(name, [1, 2, 3], max_tokens=12, ignore_eos=True, bad_words_token_ids=((49,),))
+        assert toy.plan() is not None
+    toy.drain()
+    assert [plan.num_rows for plan in toy.plans] == [1, 1, *[2] * 11]
+
+
+def test_bound_rows_wait_for_no_prompt():
+    toy = Toy(toy_facts(max_model_len=256, num_pages=80), max_num_batched_tokens=8)
+    bound = {"ignore_eos": True, "bad_words_token_ids": ((49,),)}
+    toy.submit("a", [1, 2, 3], max_tokens=12, **bound)
+    toy.plan()
+    toy.submit("long", [5] * 200, max_tokens=2, **bound)
+    toy.drain()
+    with_a = [index for index, plan in enumerate(toy.plans) if 0 in plan.slots]
+    assert len(with_a) == 12 and with_a[-1] <= 24
+
+
 def test_bound_rows_sit_out_until_their_token_is_known():
     toy = Toy(toy_facts(overlap=3))
     toy.submit("bound", [1, 2, 3], max_tokens=6, ignore_eos=True, bad_words_token_ids=((49,),))
