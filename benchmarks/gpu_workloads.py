@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--kernel", action="append", default=[], metavar="OP=NAME", help="as the server's; repeatable")
+    parser.add_argument("--graphs", default="full", choices=("full", "piecewise", "none"), help="as the server's")
     parser.add_argument("--deadline", type=float, help="seconds after which workloads are skipped")
     parser.add_argument("--out", type=Path, default=Path("gpu-workloads.json"))
     options = parser.parse_args()
@@ -145,6 +146,7 @@ def main() -> None:
     config = workloads.model_config(spec, name)
     model = spec["models"][name]
     settings = {"device": options.device, "dtype": model["dtype"], "quantization": model["quantization"], **spec["engine"]}
+    settings["graphs"] = result["graphs"] = options.graphs
     settings["kv_cache_dtype"] = result["kv_cache_dtype"] = options.kv_cache_dtype
     settings["kernel"] = result["kernel"] = dict(one.split("=") for one in options.kernel)
     with DummyEngine(config, max_num_batched_tokens=8192, **settings) as engine:

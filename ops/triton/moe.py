@@ -233,10 +233,15 @@ def moe_tile(choices_an_expert: float, described: bool = False) -> MoeTile:
     if choices_an_expert <= 8:
         return MoeTile(16, Cut(32, 256, 4, 3), Cut(64, 128, 4, 3))
     if choices_an_expert <= 24:
-        return MoeTile(32, Cut(64, 64), Cut(64, 64))
+        return MoeTile(32, Cut(64, 128, 4, 3, True), Cut(128, 128, 4, 2, True)) if described else MoeTile(32, Cut(64, 64), Cut(64, 64))
     if choices_an_expert <= 96:
         return MoeTile(64, Cut(64, 64), Cut(128, 64, 4, 3, True) if described else Cut(128, 64))
-    return MoeTile(128, Cut(128, 64, 8, 4, True), Cut(256, 64, 8, 3, True)) if described else MoeTile(128, *[Cut(128, 64, 8, 3)] * 2)
+    return MoeTile(128, Cut(128, 64, 8, 3, True), Cut(256, 64, 8, 4, True)) if described else MoeTile(128, *[Cut(128, 64, 8, 3)] * 2)
+
+
+def float32_tile(rows: int) -> MoeTile:
+    """Where no matrix units multiply the numbers, threads hold the operands: with more of a step they spill into memory."""
+    return MoeTile(rows, Cut(32, 16, 4, 2), Cut(32, 16, 4, 2))
 
 
 HALVED = True
@@ -298,7 +303,8 @@ class MoeMlp(PlainKernel):
     def _tile(self, pairs: int, device: torch.device) -> MoeTile:
         facts = self.facts
         aligned = facts.width % 8 == 0 and facts.hidden % 8 == 0  # a descriptor's rows begin at multiples of 16 bytes
-        return moe_tile(pairs / facts.experts, facts.dtype != "float32" and aligned and describes(device))
+        tile = moe_tile(pairs / facts.experts, aligned and describes(device))
+        return tile if facts.dtype != "float32" else float32_tile(min(tile.rows, FIXED.rows))
 
     def _weights(self, weight: torch.Tensor, halves: int, cut: Cut) -> torch.Tensor | TensorDescriptor:
         if not cut.described:
@@ -332,4 +338,4 @@ class MoeMlpFixed(MoeMlp):
         return False
 
     def _tile(self, pairs: int, device: torch.device) -> MoeTile:
-        return FIXED
+        return FIXED if self.facts.dtype != "float32" else float32_tile(FIXED.rows)
