@@ -15,10 +15,10 @@ import triton.language as tl
 from pagoda.hal.kernel import PlainKernel
 from pagoda.ops.attention import AttentionFacts, PagedBatch
 from pagoda.ops.triton.float8 import as_stored
-from pagoda.ops.triton.launch import early
+from pagoda.ops.triton.launch import early, waves_of_32
 from pagoda.ops.triton.order import let_next_start, wait_for_last
 from pagoda.ops.triton.paged_kernels import STEP, block_of, divided, keep, rows_of, walk
-from pagoda.ops.triton.tiles import float32_tile
+from pagoda.ops.triton.tiles import Tile, float32_tile, in_registers
 
 STRETCH = 512
 """Keys of a stretch."""
@@ -145,11 +145,16 @@ class FixedAttention(PlainKernel):
         self.group = facts.num_heads // facts.num_kv_heads
         self.block_d = max(triton.next_power_of_2(facts.head_dim), 16)
         self.block_dv = max(triton.next_power_of_2(facts.v_dim), 16)
-        dim = max(self.block_d, self.block_dv)
-        rows, self.tile = (32, 32) if dim > 128 else (64, 64)
+
+    def _tile(self, device: torch.device) -> tuple[int, int]:
+        """Rows of a block and keys of a tile: the same for whatever a step holds."""
+        facts, dim = self.facts, max(self.block_d, self.block_dv)
+        rows, keys = (32, 32) if dim > 128 else (64, 64)
         if facts.dtype == "float32":
-            rows, self.tile = float32_tile(rows, dim)[:2]
-        self.rows = max(rows, triton.next_power_of_2(self.group))
+            rows, keys = float32_tile(rows, dim)[:2]
+        elif facts.kv_dtype == "float8_e4m3fn" and waves_of_32(device):  # else its compiler works for minutes
+            keys = in_registers(Tile(rows, keys, 4, 2, False), dim).keys
+        return max(rows, triton.next_power_of_2(self.group)), keys
 
     def plan(self, batch: PagedBatch, buffers: FixedPlan | None = None) -> FixedPlan:
         """Few decodes spread their stretches, as many as the longest may have."""
@@ -179,7 +184,8 @@ class FixedAttention(PlainKernel):
         if slots > 1:
             part = torch.empty(requests, facts.num_heads, slots, facts.v_dim, dtype=torch.float32, device=q.device)
             lse = torch.empty(requests, facts.num_heads, slots, 2, dtype=torch.float32, device=q.device)
-        block_q = 1 if single else max(self.rows // self.group, 1)
+        block_m, tile = self._tile(q.device)
+        block_q = 1 if single else max(block_m // self.group, 1)
         blocks = requests if single else q.shape[0] // block_q + requests
         seen = {"WINDOW": facts.window or 0, "CHUNK": facts.chunk or 0, "CAUSAL": facts.causal, "SINKS": sinks is not None}
         common = {"HEADS": facts.num_heads, "DV": facts.v_dim, "BLOCK_DV": self.block_dv, "KEYS": STRETCH, **seen, **early(q.device)}
@@ -189,7 +195,7 @@ class FixedAttention(PlainKernel):
             facts.scale, facts.softcap or 0.0, requests, blocks, slots, 1 if bias is None else bias.shape[1],
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), *k_pages.stride()[:3], *v_pages.stride()[:3],
             batch.block_table.stride(0),
-            GROUP=self.group, BLOCK_Q=block_q, BLOCK_M=self.rows, SINGLE=single, TILE=self.tile, PAGE=facts.page_size, D=facts.head_dim,
+            GROUP=self.group, BLOCK_Q=block_q, BLOCK_M=block_m, SINGLE=single, TILE=tile, PAGE=facts.page_size, D=facts.head_dim,
             BLOCK_D=self.block_d, SOFTCAP=facts.softcap is not None, ALIBI=slopes is not None, BIAS=bias is not None, SPREAD=slots > 1,
             STAGES=2, num_warps=4, num_stages=2, enable_fp_fusion=False, **common,
         )  # fmt: skip

@@ -14,11 +14,13 @@ from pagoda.ops.triton.launch import early
 from pagoda.ops.triton.order import let_next_start, wait_for_last
 
 
-def cut(tokens: int) -> tuple[int, int]:
-    """Heads and warps of a program. Few tokens want many small programs, many tokens enough bytes under way."""
+def cut(tokens: int, heads: int) -> tuple[int, int]:
+    """Heads and warps of a program. Few tokens want many small programs, many tokens enough bytes under way and no idle places."""
     if tokens < 16:
         return 1, 1
-    return (4, 1) if tokens < 512 else (16, 4)
+    if tokens < 512:
+        return 4, 1
+    return (16, 4) if heads % 16 == 0 else (8, 1)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
@@ -105,7 +107,7 @@ class RopeWrite(PlainKernel):
         return q
 
     def _cut(self, tokens: int) -> tuple[int, int]:
-        return cut(tokens)
+        return cut(tokens, self.facts.num_heads + 2 * self.facts.num_kv_heads)
 
     def _launch(self, packed: Any, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, q: torch.Tensor, k_pages: torch.Tensor,
                 v_pages: torch.Tensor, slots: torch.Tensor) -> None:  # fmt: skip
