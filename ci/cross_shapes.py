@@ -140,7 +140,7 @@ def _norm_gemm(dtype: str) -> Iterator[Case]:
         if fp8:
             weights["scale"] = _empty("float32", columns)
         yield Case(f"{rows}×{inner}×{columns}", facts, (_empty(dtype, rows, inner), _empty(dtype, rows, inner)), weights)
-    for (columns, inner), rows in product(LAYERS, (MANY, 512, 8192)):
+    for (columns, inner), rows in product(LAYERS, (MANY, 8192)):
         facts = NormGemmFacts(NormFacts(dtype, inner, 1e-6), GemmFacts(dtype, inner, columns), ActivationFacts(dtype, "silu"))
         x, weights = _empty(dtype, rows, inner), {"weight": _empty(dtype, columns, inner), "norm": _empty(dtype, inner)}
         yield Case(f"{rows}×{inner}×{columns}", facts, (x, x), weights)

@@ -63,7 +63,7 @@ def _cases(gen: torch.Generator, dtype: str) -> Iterator[Case]:
         yield _case(gen, _facts(dtype, 256, 96, offset=1.0), f"weights with an offset, {rows} rows", rows)
         yield _case(gen, _facts(dtype, 1024, 96, True), f"large magnitudes, {rows} rows", rows, scale=300.0)
     yield _case(gen, _facts(dtype, 1024, 4096, bias=True), "a product that models have, 5 rows", 5)
-    for rows, inner, outer in ((256, 192, 320), (645, 72, 528)):
+    for rows, inner, outer in ((512, 192, 320), (645, 72, 528)):
         yield _case(gen, _facts(dtype, inner, outer, True), f"gated, many rows, {rows}×{inner}×{outer}", rows)
     yield from _fp8_cases(gen, dtype)
 

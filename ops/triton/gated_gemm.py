@@ -56,8 +56,8 @@ class GatedCut(NamedTuple):
 LARGE, SMALL = GatedCut(), GatedCut(columns=64, warps=4, stages=4)
 """The faster one a number, and the one that leaves fewer processors without a tile where there are few."""
 BUSY = 0.8
-MANY = 256
-"""From so many rows on the joined product is the faster one."""
+MANY = 512
+"""From so many rows on the joined product is the faster one. With 256 it is, too, alone, and is not within a step."""
 
 
 def gated_cut(rows: int, columns: int, programs: int) -> GatedCut:
