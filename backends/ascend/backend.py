@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from pagoda.backends.ascend.kernels import ascend_kernels
 from pagoda.backends.torch_accelerator.backend import VendorBackend
 from pagoda.backends.torch_accelerator.vendor import Vendor
+from pagoda.hal.kernel import Kernel
 
 ASCEND = Vendor(
     name="ascend",
@@ -31,3 +34,6 @@ class AscendBackend(VendorBackend):
 
     name = "ascend"
     vendor = ASCEND
+
+    def kernels(self) -> Iterable[Kernel]:
+        return ascend_kernels()

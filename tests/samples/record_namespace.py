@@ -1,4 +1,5 @@
-"""Writes down a torch namespace from a vendor's wheel, names and signatures alone: `python record_namespace.py WHEEL FOLDER > OUT.json`.
+"""Writes down a torch namespace from a vendor's wheel, names and signatures alone: `python record_namespace.py WHEEL FOLDER > OUT.json`;
+`… WHEEL FILE.py OPERATOR…` operators that a file of it registers (`@impl(library, "operator")`).
 
 Nothing of the wheel is imported: it would want its driver. What is written in C has no signature and is `null`.
 """
@@ -29,6 +30,18 @@ def record(wheel: str, folder: str) -> dict[str, Any]:
     return {"wheel": PurePosixPath(wheel).name, "members": {name: found.get(name) for name in sorted(exported)}}
 
 
+def operators(wheel: str, path: str, names: list[str]) -> dict[str, Any]:
+    """Name → signature of each of the operators that a file registers."""
+    with zipfile.ZipFile(wheel) as archive:
+        tree = ast.parse(archive.read(path))
+    found = {}
+    for node in tree.body:
+        for call in getattr(node, "decorator_list", ()):
+            if isinstance(call, ast.Call) and len(call.args) == 2 and isinstance(call.args[1], ast.Constant):
+                found[call.args[1].value] = _signature(node.args)  # type: ignore[attr-defined]
+    return {"wheel": PurePosixPath(wheel).name, "file": path, "operators": {name: found[name] for name in names}}
+
+
 def _exported(init: ast.Module) -> list[str]:
     for node in init.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
@@ -52,4 +65,5 @@ def _signature(args: ast.arguments) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(record(sys.argv[1], sys.argv[2]), indent=1))
+    asked = sys.argv[1:]
+    print(json.dumps(record(*asked) if len(asked) == 2 else operators(asked[0], asked[1], asked[2:]), indent=1))
