@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from pagoda.backends.gaudi.kernels import gaudi_kernels
 from pagoda.backends.torch_accelerator.backend import VendorBackend
 from pagoda.backends.torch_accelerator.vendor import Vendor
+from pagoda.hal.kernel import Kernel
 
 GAUDI = Vendor(
     name="gaudi",
@@ -31,3 +34,6 @@ class GaudiBackend(VendorBackend):
 
     name = "gaudi"
     vendor = GAUDI
+
+    def kernels(self) -> Iterable[Kernel]:
+        return gaudi_kernels()

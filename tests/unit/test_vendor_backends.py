@@ -59,7 +59,9 @@ def test_a_plan_for_what_is_not_here(device: str) -> None:
     assert plan.device == find(name).describe(model) and "not here" in plan.why
     assert plan.memory.total == plan.device.memory_bytes and plan.num_pages > 0
     chosen = {choice.op: choice.chosen.name for choice in plan.kernels}
-    assert chosen["rms_norm"] == {"rocm": "triton", "xpu": "triton", "metal": "metal", "ascend": "cann"}.get(name, "reference")
+    assert chosen["rms_norm"] == {"rocm": "triton", "xpu": "triton", "metal": "metal", "ascend": "cann", "gaudi": "habana"}.get(
+        name, "reference"
+    )
 
 
 def test_the_null_device_agrees_about_models_that_both_describe() -> None:
