@@ -46,6 +46,8 @@ class MoeMlp(PlainKernel):
 
     def run(self, packed: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         facts = self.facts
+        if not len(x):
+            return torch.empty_like(x)
         out: torch.Tensor = torch.ops.hpu.mixture_of_experts(
             hidden_states=x, expert_routing_table=ids, router_weights=weights.to(x.dtype), w12=list(packed["up"].unbind()),
             w3=list(packed["down"].unbind()), permuted_weights=True, activation="silu", experts_min=facts.first,
