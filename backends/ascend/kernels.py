@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pagoda.backends.torch_accelerator.plain import plain_attention, plain_norm
 from pagoda.hal.kernel import Kernel, Needs, Reason
 
 if TYPE_CHECKING:
     from pagoda.ops.activation import ActivationFacts
     from pagoda.ops.attention import AttentionFacts
     from pagoda.ops.moe import MoeMlpFacts
-    from pagoda.ops.norm import NormFacts
 
 HERE = "pagoda.backends.ascend.fused"
 FLOATS = Needs(dtypes=frozenset({"float32", "float16", "bfloat16"}), packages=("torch_npu",))
@@ -18,10 +18,6 @@ HALVES = Needs(dtypes=frozenset({"float16", "bfloat16"}), packages=("torch_npu",
 CAPTURABLE = frozenset({"capturable"})
 WIDEST_HEAD, WIDEST_ROW, LARGEST_GROUP = 512, 65535, 64
 """Numbers of a head and of all heads of a token, and query heads of a KV head, that the operator takes."""
-
-
-def _weighted(facts: NormFacts) -> Reason | None:
-    return None if facts.weight and not facts.offset else "norms with a plain weight only"
 
 
 def _plain_silu(facts: ActivationFacts) -> Reason | None:
@@ -34,11 +30,8 @@ def _silu_experts(facts: MoeMlpFacts) -> Reason | None:
 
 
 def _attends(facts: AttentionFacts) -> Reason | None:
-    asked = [name for name in ("window", "chunk", "softcap", "sinks", "alibi", "bias", "latent") if getattr(facts, name)]
-    if asked:
-        return f"no {' or '.join(asked)}"
-    if facts.kv_dtype != facts.dtype or facts.v_dim != facts.head_dim:
-        return "K and V of the same width, in the dtype of q"
+    if (reason := plain_attention(facts)) is not None:
+        return reason
     if facts.head_dim % 16 or facts.head_dim > WIDEST_HEAD or facts.num_heads * facts.head_dim >= WIDEST_ROW:
         return f"heads of a multiple of 16 numbers up to {WIDEST_HEAD}, {WIDEST_ROW} in all, not {facts.num_heads} of {facts.head_dim}"
     group = facts.num_heads // facts.num_kv_heads
@@ -46,13 +39,13 @@ def _attends(facts: AttentionFacts) -> Reason | None:
 
 
 def _packed_bytes(facts: MoeMlpFacts) -> int:
-    return 3 * (facts.local or facts.experts) * facts.width * facts.hidden * (4 if facts.dtype == "float32" else 2)
+    return 3 * (facts.local or facts.experts) * facts.width * facts.hidden * 2
 
 
 def ascend_kernels() -> tuple[Kernel, ...]:
     return (
-        Kernel("rms_norm", "cann", f"{HERE}:RmsNorm", FLOATS, _weighted, 1.0, CAPTURABLE),
-        Kernel("add_rms_norm", "cann", f"{HERE}:AddRmsNorm", FLOATS, _weighted, 1.0, CAPTURABLE),
+        Kernel("rms_norm", "cann", f"{HERE}:RmsNorm", FLOATS, plain_norm, 1.0, CAPTURABLE),
+        Kernel("add_rms_norm", "cann", f"{HERE}:AddRmsNorm", FLOATS, plain_norm, 1.0, CAPTURABLE),
         Kernel("gated_activation", "cann", f"{HERE}:GatedActivation", FLOATS, _plain_silu, 1.0, CAPTURABLE),
         Kernel("moe_mlp", "cann", f"{HERE}:MoeMlp", HALVES, _silu_experts, 1.0, CAPTURABLE, _packed_bytes),
         Kernel("paged_attention", "cann", f"{HERE}:PagedAttention", HALVES, _attends, 1.0, needs_host_lengths=True),
