@@ -26,7 +26,8 @@ SHARED = _words(
     --generation-config --override-generation-config --skip-tokenizer-init --quantization -q --load-format --gpu-memory-utilization
     --kv-cache-memory-bytes --block-size --kv-cache-dtype --num-gpu-blocks-override --enable-prefix-caching --max-num-batched-tokens
     --max-num-seqs --max-num-queued-reqs --max-num-queued-tokens --enable-chunked-prefill --long-prefill-token-threshold
-    --scheduling-policy --async-scheduling --tensor-parallel-size -tp --disable-log-stats --shutdown-timeout --host --port --uds
+    --scheduling-policy --async-scheduling --tensor-parallel-size -tp --disable-custom-all-reduce --disable-log-stats
+    --shutdown-timeout --host --port --uds
     --api-key --ssl-keyfile --ssl-certfile --chat-template --chat-template-content-format --trust-request-chat-template
     --default-chat-template-kwargs --tool-call-parser --reasoning-parser --return-tokens-as-token-ids --enable-force-include-usage
     --logprobs-mode --max-logprobs --stream-interval --tool-parser-plugin --reasoning-parser-plugin --enable-log-requests --max-log-len

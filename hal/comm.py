@@ -21,6 +21,7 @@ class Topology:
         address: "host:port" where rank 0 listens.
         name: name of the group ("tp", "pp", …), unique within `address`.
         timeout_s: seconds to wait for the others.
+        direct: ranks may work in each other's memory, where the device has kernels that do; otherwise its library carries everything.
     """
 
     rank: int
@@ -28,16 +29,26 @@ class Topology:
     address: str = "127.0.0.1:0"
     name: str = "world"
     timeout_s: float = 300.0
+    direct: bool = True
 
 
 class Communicator(Protocol):
-    """Eight collectives. Tensors lie on the device, contiguous, same shape on all ranks unless said."""
+    """Eight collectives, and one with what follows it. Tensors lie on the device, contiguous, same shape on all ranks unless said."""
 
     rank: int
     world: int
 
     def all_reduce(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         """Reduce in place over all ranks; returns `x`."""
+        ...
+
+    def all_reduce_add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, offset: float = 0.0
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(RMSNorm(Σ x + residual) · (weight + offset), Σ x + residual) in one kernel, with the bits of one after the other.
+
+        x, residual `[T, width]`. None, with nothing done, where there is no such kernel for these: then `all_reduce` and norm.
+        """
         ...
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:

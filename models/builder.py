@@ -259,16 +259,12 @@ class Builder:
         if norm is None:
             return None
         facts = NormFacts(self.numerics.dtype, width, norm.eps, norm.offset, norm.weight, norm.bias)
-        names = [name for name, present in (("weight", norm.weight), ("bias", norm.bias)) if present]
-        tensors = {name: self.tensor(f"{path}.{name}", (Span.whole(width),), role) for name in names}
+        tensors = {name: self.tensor(f"{path}.{name}", (Span.whole(width),), role) for name in ("weight", "bias") if getattr(norm, name)}
         plain = self.kernel("rms_norm" if norm.kind == "rms" else "layer_norm", facts)
         joined = self.fusion("add_rms_norm", path)
         fused = self.kernel("add_rms_norm", joined.facts) if joined is not None and joined.facts is not None else None
-        return (
-            NormBlock(plain, fused, {name: tensor for name, tensor in tensors.items() if tensor is not None})
-            if self.loading
-            else NormBlock.hollow()
-        )
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        return NormBlock(plain, fused, present, norm) if self.loading else NormBlock.hollow()
 
     def pack(self, kernel: KernelRun, weights: Callable[[], Mapping[str, torch.Tensor]]) -> Any:
         """What `kernel` makes of tensors of this builder, and once more when they are read again."""

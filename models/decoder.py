@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from pagoda.hal.comm import Communicator
 from pagoda.hal.errors import ConfigError, ModelError
 from pagoda.hal.kv import LayerCache, LayerPages, StatePages
 from pagoda.hal.table import KernelTable
@@ -27,7 +28,7 @@ from pagoda.models.encoding import EncoderBatch
 from pagoda.models.fusion import chains_of, find
 from pagoda.models.media import Encoder
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
-from pagoda.models.parallel.shard import Span
+from pagoda.models.parallel.shard import Span, summed
 from pagoda.models.rope import Rope, RopeTable
 from pagoda.models.spec import MLA, Attention, Bidirectional, Both, DecoderSpec, Embed, Head, Layer, Mlp, Moe, Normed, Residual, Shared
 from pagoda.ops.attention import PagedBatch
@@ -36,21 +37,22 @@ from pagoda.ops.attention import PagedBatch
 class Stream:
     """The residual stream: what was added last stays apart until it is read, so that addition and norm can be one kernel."""
 
-    __slots__ = ("_pending", "_total")
+    __slots__ = ("_pending", "_ranks", "_total")
 
     def __init__(self, x: torch.Tensor) -> None:
         self._total = x
         self._pending: torch.Tensor | None = None
+        self._ranks: Communicator | None = None
 
     def read(self, norm: NormBlock | None) -> torch.Tensor:
         """The stream, normed."""
         if self._pending is None:
             return self._total if norm is None else norm(self._total)
-        pending, self._pending = self._pending, None
         if norm is None:
-            self._total = self._total + pending
+            self._total = self._total + self._take()
             return self._total
-        normed, self._total = norm.add(pending, self._total)
+        normed, total = norm.add(self._pending, self._total, self._ranks)
+        self.restart(total)
         return normed
 
     @property
@@ -60,21 +62,22 @@ class Stream:
 
     def enter(self, entry: Entry) -> torch.Tensor:
         """The first product of a sublayer, from what is pending on."""
-        assert self._pending is not None
-        pending, self._pending = self._pending, None
-        product, self._total = entry(pending, self._total)
+        product, self._total = entry(self._take(), self._total)
         return product
 
-    def add(self, x: torch.Tensor) -> None:
-        self._pending = x if self._pending is None else self._pending + x
+    def add(self, x: torch.Tensor, ranks: Communicator | None = None) -> None:
+        """`ranks`: over which x is still to be summed, which the next norm may do."""
+        if self._pending is not None:
+            x, ranks = self._take() + summed(x, ranks), None
+        self._pending, self._ranks = x, ranks
 
     def restart(self, x: torch.Tensor) -> None:
         """The stream is `x` from here on."""
-        self._total, self._pending = x, None
+        self._total, self._pending, self._ranks = x, None, None
 
     def add_rows(self, rows: torch.Tensor, x: torch.Tensor) -> None:
         """The same for some tokens."""
-        pending = torch.zeros_like(self._total) if self._pending is None else self._pending
+        pending = torch.zeros_like(self._total) if self._pending is None else self._take()
         self._pending = pending.index_add(0, rows, x.to(pending.dtype))
 
     def tap(self) -> torch.Tensor:
@@ -83,7 +86,15 @@ class Stream:
 
     def peek(self) -> torch.Tensor:
         """The stream as it is now, while what is pending stays pending: the kernels that run are the same."""
-        return self._total if self._pending is None else self._total + self._pending
+        if self._pending is None:
+            return self._total
+        self._pending = self._take()
+        return self._total + self._pending
+
+    def _take(self) -> torch.Tensor:
+        assert self._pending is not None
+        taken, self._pending, self._ranks = summed(self._pending, self._ranks), None, None
+        return taken
 
 
 class LayerWatch(Protocol):
@@ -126,9 +137,9 @@ class LayerBlock:
             self._otherwise(stream, step)
             return
         if self.mixer is not None:
-            stream.add(self._finish(_through(stream, self.mixer, self._mixer_in, self._mixer_entry, step), self._mixer_out))
+            self._add(stream, _through(stream, self.mixer, self._mixer_in, self._mixer_entry, step), self._mixer_out)
         if self.feed_forward is not None:
-            stream.add(self._finish(_through(stream, self.feed_forward, self._ff_in, self._ff_entry, step), self._ff_out))
+            self._add(stream, _through(stream, self.feed_forward, self._ff_in, self._ff_entry, step), self._ff_out)
 
     def _otherwise(self, stream: Stream, step: Step) -> None:
         if not isinstance(self._residual, Normed):
@@ -149,11 +160,15 @@ class LayerBlock:
         assert self.mixer is not None and self.feed_forward is not None
         stream.add(self._finish(self.mixer(x, step) + self.feed_forward(y, step), self._mixer_out))
 
+    def _add(self, stream: Stream, x: torch.Tensor, norm: NormBlock | None) -> None:
+        if norm is None and self._scale == 1.0:
+            stream.add(x, self._communicator)
+        else:
+            stream.add(self._finish(x, norm))
+
     def _finish(self, x: torch.Tensor, norm: NormBlock | None) -> torch.Tensor:
-        if self._communicator is not None:
-            x = self._communicator.all_reduce(x)
-        if norm is not None:
-            x = norm(x)
+        x = summed(x, self._communicator)
+        x = x if norm is None else norm(x)
         return x if self._scale == 1.0 else x * self._scale
 
 
@@ -185,9 +200,7 @@ class EmbedBlock:
         self._communicator = build.communicator
 
     def __call__(self, inputs: ModelInputs) -> torch.Tensor:
-        x = self.table(inputs.token_ids)
-        if self._communicator is not None:
-            x = self._communicator.all_reduce(x)
+        x = summed(self.table(inputs.token_ids), self._communicator)
         if self._scales_table:
             x = x * self._scale
         if inputs.embeddings is not None:
@@ -259,7 +272,7 @@ class Decoder:
         self._norm = build.norm("norm", spec.norm, spec.width)
         self._head = HeadBlock(build, spec.head, vocab, spec.width) if spec.pooler is None else None
         self._pooler = PoolerBlock(build, spec.pooler, spec.width) if spec.pooler is not None else None
-        self._ropes = self._rope_tables(build) if build.loading else ()
+        self._ropes = rope_tables(build, spec.layers, self._mixers, spec.max_positions)
         self._stack = MixerStack(self._mixers)
         self._keeps_embedded = any(isinstance(layer.mixer, Shared) for layer in spec.layers)
 
@@ -321,26 +334,23 @@ class Decoder:
             lengths = _token_lengths(inputs.groups[0], inputs.token_ids.shape[0])
         return tuple(table.at(inputs.positions, lengths) for table in self._ropes)
 
-    def _rope_tables(self, build: Builder) -> tuple[RopeTable, ...]:
-        ropes = ropes_of(self.spec)
-        for mixer in self._mixers:
-            if isinstance(mixer, PagedMixer) and isinstance(mixer.spec.position, Rope):
-                mixer.rope_index = ropes.index(mixer.spec.position)
-        return tuple(RopeTable(rope, self.spec.max_positions, build.torch_device) for rope in ropes)
-
     def _kernels(self) -> KernelTable:
         if self._table is None:
             raise ConfigError("this decoder was only described; load it with a kernel table to run it")
         return self._table
 
 
-def ropes_of(spec: DecoderSpec) -> tuple[Rope, ...]:
-    """The distinct ropes of a spec's own layers, in order of first use."""
-    return ropes_in(spec.layers)
+def rope_tables(build: Builder, layers: Sequence[Layer], mixers: Sequence[Any], longest: int) -> tuple[RopeTable, ...]:
+    """Those of the layers' ropes; each mixer is told which one is its own."""
+    ropes = ropes_in(layers)
+    for mixer in mixers:
+        if isinstance(mixer, PagedMixer) and isinstance(mixer.spec.position, Rope):
+            mixer.rope_index = ropes.index(mixer.spec.position)
+    return tuple(RopeTable(rope, longest, build.torch_device) for rope in ropes) if build.loading else ()
 
 
 def ropes_in(layers: Sequence[Layer]) -> tuple[Rope, ...]:
-    """The same of some layers."""
+    """The distinct ropes of some layers, in order of first use."""
     parts = (layer.mixer.attention if isinstance(layer.mixer, Bidirectional | Both | Shared) else layer.mixer for layer in layers)
     positions = (mixer.position for mixer in parts if isinstance(mixer, Attention | MLA))
     return tuple(dict.fromkeys(position for position in positions if isinstance(position, Rope)))
@@ -353,10 +363,8 @@ def _parts(mixer: MixerBlock | None) -> Sequence[PagedMixer | StateMixer | None]
 def _through(stream: Stream, block: Any, norm: NormBlock | None, entry: Entry | None, step: Step) -> torch.Tensor:
     """A sublayer's output from the stream."""
     if entry is None or not stream.pending:
-        result: torch.Tensor = block(stream.read(norm), step)
-    else:
-        result = block.rest(stream.enter(entry), step, entry.activated)
-    return result
+        return block(stream.read(norm), step)  # type: ignore[no-any-return]
+    return block.rest(stream.enter(entry), step, entry.activated)  # type: ignore[no-any-return]
 
 
 def _feed_forward(build: Builder, path: str, spec: Mlp | Moe | None, width: int) -> MlpBlock | MoeBlock | None:

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 from pagoda.models.blocks.cross import CrossBlock
-from pagoda.models.blocks.paged import PagedMixer, Step
+from pagoda.models.blocks.paged import Step
 from pagoda.models.blocks.sound import SoundBlock
 from pagoda.models.builder import Builder
-from pagoda.models.decoder import Decoder, EmbedBlock, LayerBlock, Stream, ropes_in
+from pagoda.models.decoder import Decoder, EmbedBlock, LayerBlock, Stream, rope_tables
 from pagoda.models.encoding import EncoderBatch
 from pagoda.models.model import ModelFacts, ModelInputs
-from pagoda.models.rope import Rope, RopeTable
 from pagoda.models.sound import Sound
 from pagoda.models.spec import DecoderSpec, Encoder
 
@@ -24,7 +23,7 @@ class EncoderBlock:
         self._entry: Any = _entry(build, spec, embed)
         self._layers = [LayerBlock(build, f"encoder.layers.{i}", layer, spec.width) for i, layer in enumerate(spec.layers)]
         self._norm = build.norm("encoder.norm", spec.norm, spec.width)
-        self._ropes = self._rope_tables(build, spec) if build.loading else ()
+        self._ropes = rope_tables(build, spec.layers, [layer.mixer for layer in self._layers], spec.longest)
 
     def __call__(self, batch: EncoderBatch) -> torch.Tensor:
         """Hidden states `[T, width]` of all inputs, one after another."""
@@ -34,13 +33,6 @@ class EncoderBlock:
         for layer in self._layers:
             layer(stream, step)
         return stream.read(self._norm)
-
-    def _rope_tables(self, build: Builder, spec: Encoder) -> tuple[RopeTable, ...]:
-        ropes = ropes_in(spec.layers)
-        for mixer in (layer.mixer for layer in self._layers):
-            if isinstance(mixer, PagedMixer) and isinstance(mixer.spec.position, Rope):
-                mixer.rope_index = ropes.index(mixer.spec.position)
-        return tuple(RopeTable(rope, spec.longest, build.torch_device) for rope in ropes)
 
 
 def _entry(build: Builder, spec: Encoder, embed: EmbedBlock) -> Any:

@@ -26,7 +26,7 @@ from pagoda.models.builder import Builder, Numerics, Parameter, Part
 from pagoda.models.checkpoint import apply, check
 from pagoda.models.config import Config, sensible
 from pagoda.models.conversion import AS_IT_IS, Wanted
-from pagoda.models.decoder import Decoder, ropes_of
+from pagoda.models.decoder import Decoder, ropes_in
 from pagoda.models.encoder_decoder import built
 from pagoda.models.encoding import Cut, EncoderFacts
 from pagoda.models.family import Family, LeftToTransformers
@@ -380,7 +380,7 @@ def _architecture(checkpoint: Checkpoint) -> str:
 
 
 def _length_epochs(spec: DecoderSpec) -> LengthEpochs | None:
-    scalings = [rope.scaling for rope in ropes_of(spec) if isinstance(rope.scaling, DynamicScaling | LongRopeScaling)]
+    scalings = [rope.scaling for rope in ropes_in(spec.layers) if isinstance(rope.scaling, DynamicScaling | LongRopeScaling)]
     if not scalings:
         return None
     return LengthEpochs(min(scaling.original for scaling in scalings), any(isinstance(s, DynamicScaling) for s in scalings))

@@ -16,7 +16,7 @@ from pagoda.models.bridge.kinds import bridged_class
 from pagoda.models.bridge.load import filled_module, place
 from pagoda.models.bridge.module import Module, attend_by, body_paths, hollow_module, read_config, replaced
 from pagoda.models.bridge.probe import head
-from pagoda.models.decoder import ropes_of
+from pagoda.models.decoder import ropes_in
 from pagoda.models.family import Family
 from pagoda.models.loaded import Loaded
 from pagoda.models.loading.dummy_source import DummySource
@@ -105,7 +105,7 @@ def text_checkpoint(checkpoint: Checkpoint, text: Text, tied: bool) -> Checkpoin
 def under(sees: Seeing, spec: DecoderSpec) -> DecoderSpec:
     """The language model's spec as it is under a tower: some leave out what their text models do to logits. Raises `ModelError` where a
     family lacks something."""
-    axes, way_out = {len(rope.sections) for rope in ropes_of(spec)}, spec.head
+    axes, way_out = {len(rope.sections) for rope in ropes_in(spec.layers)}, spec.head
     if spec.encoder is not None or (sees.media.axes > 1 and axes != {sees.media.axes}):
         raise ModelError(f"no family here runs this language model with {sees.media.axes} positions a token")
     scaled = torch.tensor(PROBED) * way_out.scale

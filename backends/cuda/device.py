@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from pagoda.backends.cuda.comm import CudaCommunicator
 from pagoda.backends.torch_accelerator.api import TorchApi
 from pagoda.backends.torch_accelerator.device import AcceleratorDevice, checked_index
 from pagoda.backends.torch_accelerator.graphs import BURST, ROWS
@@ -23,6 +24,8 @@ POLICY = GraphPolicy("captured", ROWS, ROWS, prompt_tokens=PROMPTS, prompt_rows=
 
 class CudaDevice(AcceleratorDevice):
     """GPU number `index`."""
+
+    group_kind = CudaCommunicator
 
     def __init__(self, index: int) -> None:
         api = TorchApi("cuda")

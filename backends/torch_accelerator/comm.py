@@ -22,11 +22,13 @@ CLASSES = {"nccl": "ProcessGroupNCCL", "xccl": "ProcessGroupXCCL"}
 """Backends that torch itself brings; others are registered by the vendor's package."""
 
 
-def connect(topology: Topology, api: TorchApi, device: torch.device, backend: str | None) -> Communicator:
-    """Join the group; blocks until all ranks have joined. Raises `DeviceError` when they do not."""
+def connect(
+    topology: Topology, api: TorchApi, device: torch.device, backend: str | None, kind: type[DeviceCommunicator] | None = None
+) -> Communicator:
+    """Join the group; blocks until all ranks have joined. Raises `DeviceError` when they do not. `kind`: of groups over `backend`."""
     if topology.world == 1:
         return LoneCommunicator()
-    return HostCarriedCommunicator(topology) if backend is None else DeviceCommunicator(topology, api, device, backend)
+    return HostCarriedCommunicator(topology) if backend is None else (kind or DeviceCommunicator)(topology, api, device, backend)
 
 
 class DeviceCommunicator(GroupCommunicator):
@@ -41,6 +43,7 @@ class DeviceCommunicator(GroupCommunicator):
         self._api, self._device = api, device
         self._loss, self._noticed = "", False
         self._group: Any = None
+        self._store: Any = None
         self._join(topology, backend)
         self.barrier()
 
@@ -67,7 +70,7 @@ class DeviceCommunicator(GroupCommunicator):
         return out
 
     def barrier(self) -> None:
-        self.all_reduce(torch.zeros(1, device=self._device))
+        super().all_reduce(torch.zeros(1, device=self._device))
         self._api.synchronize(self._device)
 
     def capturable(self, op: str) -> bool:
@@ -96,6 +99,7 @@ class DeviceCommunicator(GroupCommunicator):
         lose = weakref.WeakMethod(self._lose)
         try:
             store = _dist.PrefixStore(topology.name, open_store(topology))
+            self._store = store
             self._group = make_group(backend, store, topology.rank, topology.world, timedelta(seconds=topology.timeout_s))
             self._peers = Peers(topology, store, lambda why: (there := lose()) and there(why))
         except (RuntimeError, ValueError, OSError) as error:
@@ -129,6 +133,11 @@ class HostCarriedCommunicator:
 
     def all_reduce(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         return x.copy_(self._host.all_reduce(x.cpu(), op))
+
+    def all_reduce_add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, offset: float = 0.0
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return None
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         return self._host.all_gather(x.cpu(), dim).to(x.device)

@@ -34,6 +34,9 @@ class AcceleratorDevice:
         policy: buckets of captured steps, where the defaults do not suit.
     """
 
+    group_kind: type[DeviceCommunicator] = DeviceCommunicator
+    """Of groups over a c10d backend."""
+
     def __init__(self, api: TorchApi, info: DeviceInfo, collectives: str | None, policy: GraphPolicy | None = None) -> None:
         self.info = info
         self.torch_device = torch.device(api.kind, info.index)
@@ -56,7 +59,7 @@ class AcceleratorDevice:
             group.notice()
 
     def communicator(self, topology: Topology) -> Communicator:
-        group = connect(topology, self._api, self.torch_device, self._collectives)
+        group = connect(topology, self._api, self.torch_device, self._collectives, self.group_kind)
         if isinstance(group, DeviceCommunicator):
             self._groups.add(group)
         return group

@@ -10,7 +10,7 @@ from pagoda.hal.kv import StatePart
 from pagoda.models.blocks.paged import Step
 from pagoda.models.blocks.state import ConvBlock, GatedNormBlock, StateMixer
 from pagoda.models.builder import Builder
-from pagoda.models.parallel.shard import Span
+from pagoda.models.parallel.shard import Span, summed
 from pagoda.models.recurrent import Selective, Ssd
 from pagoda.ops.scan import SelectiveScanFacts, SsdFacts
 
@@ -47,9 +47,7 @@ class SelectiveBlock(StateMixer):
         (inputs, state), batch = self.state(step)
         x, gate = self._in(x, step.adapters).split(self._inner, dim=-1)
         x = self._conv(x, inputs, batch)
-        latents = self._latents(x, step.adapters)
-        if self._communicator is not None:
-            latents = self._communicator.all_reduce(latents)
+        latents = summed(self._latents(x, step.adapters), self._communicator)
         dt, b, c = self._normed(latents.split([self.spec.step_rank, self.spec.state, self.spec.state], dim=-1))
         dt = F.softplus(self._step(dt, step.adapters).float())
         return self._out(self._scan(x, dt, self._a, b, c, self._d, state, batch) * F.silu(gate), step.adapters)

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from pagoda.hal.comm import Communicator
 from pagoda.hal.kernel import KernelRun
+from pagoda.models.spec import Norm
 
 
 class NormBlock:
     """Normalises the last dimension."""
 
-    __slots__ = ("_fused", "_fused_packed", "_packed", "_run", "tensors")
+    __slots__ = ("_fused", "_fused_packed", "_packed", "_rms", "_run", "tensors")
 
-    def __init__(self, kernel: KernelRun, fused: KernelRun | None, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._run = kernel.run
+    def __init__(self, kernel: KernelRun, fused: KernelRun | None, tensors: Mapping[str, torch.Tensor], spec: Norm) -> None:
+        self._run, self._rms = kernel.run, (spec.eps, spec.offset) if spec.kind == "rms" else None
         self.tensors = tensors
         self._packed = kernel.pack(tensors)
         self._fused = fused.run if fused is not None else None
@@ -29,8 +31,13 @@ class NormBlock:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._run(self._packed, x)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(x + residual), x + residual); `residual` may be overwritten."""
+    def add(self, x: torch.Tensor, residual: torch.Tensor, ranks: Communicator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(x + residual), x + residual), where x is summed over `ranks` first; `residual` may be overwritten."""
+        if ranks is not None:
+            joined = ranks.all_reduce_add_norm(x, residual, self.tensors.get("weight"), *self._rms) if self._rms and self._fused else None
+            if joined is not None:
+                return joined
+            x = ranks.all_reduce(x)
         if self._fused is not None:
             return self._fused(self._fused_packed, x, residual)
         total = residual + x

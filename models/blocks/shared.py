@@ -11,7 +11,7 @@ from pagoda.models.blocks.attention import AttentionBlock
 from pagoda.models.blocks.feed_forward import MlpBlock
 from pagoda.models.blocks.paged import Step
 from pagoda.models.builder import Builder
-from pagoda.models.parallel.shard import Span
+from pagoda.models.parallel.shard import Span, summed
 from pagoda.models.spec import Shared
 
 
@@ -47,12 +47,9 @@ class SharedBlock:
         qkv = self.attention.first(wide, step.adapters)
         if self._adds:
             qkv = qkv + torch.cat([add(wide, step) for add in self._adds], dim=-1)
-        y = self._ff_norm(self._sum(self.attention.rest(qkv, step)))
-        y = self._sum(self._ff.rest(self._ff.first(y, step.adapters) + self._ff_add(y, step), step))
+        y = self._ff_norm(summed(self.attention.rest(qkv, step), self._communicator))
+        y = summed(self._ff.rest(self._ff.first(y, step.adapters) + self._ff_add(y, step), step), self._communicator)
         return self.recurrent(self._inner(x + self._into(y, step.adapters)), step)  # type: ignore[no-any-return]
-
-    def _sum(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self._communicator is None else self._communicator.all_reduce(x)
 
     @staticmethod
     def _low_rank(

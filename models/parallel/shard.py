@@ -14,9 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from pagoda.hal.comm import Communicator
 from pagoda.hal.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 Role = Literal["column", "row", "vocab", "expert", "heads", "replicated"]
 
@@ -76,3 +80,8 @@ class Shard:
 
 def _divisors(total: int) -> str:
     return ", ".join(str(n) for n in range(1, min(total, 64) + 1) if total % n == 0)
+
+
+def summed(x: torch.Tensor, ranks: Communicator | None) -> torch.Tensor:
+    """A rank's share of a sum, and the sum; `ranks` is None for one."""
+    return x if ranks is None else ranks.all_reduce(x)

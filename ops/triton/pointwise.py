@@ -16,6 +16,20 @@ from pagoda.ops.triton.order import let_next_start, wait_for_last
 
 
 @triton.jit
+def rms_normed(value, weight, column, mask, eps, offset, WIDTH: tl.constexpr, WEIGHT: tl.constexpr, OFFSET: tl.constexpr):
+    """A row, zeros behind it, normed and weighted, in float32."""
+    wide = value.to(tl.float32)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
+    if WEIGHT:
+        scale = tl.load(weight + column, mask=mask, other=0.0)
+        if OFFSET:
+            normed = normed * (scale.to(tl.float32) + offset)
+        else:
+            normed = (normed.to(value.dtype) * scale).to(tl.float32)
+    return normed
+
+
+@triton.jit
 def _rms_norm(x, residual, weight, out, total, rows_inner, x_outer, x_inner, o_outer, o_inner, eps, offset,
               WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr,
               OFFSET: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
@@ -29,14 +43,7 @@ def _rms_norm(x, residual, weight, out, total, rows_inner, x_outer, x_inner, o_o
     if ADD:
         value = value + tl.load(residual + row * WIDTH + column, mask=mask, other=0.0)
         tl.store(total + row * WIDTH + column, value, mask=mask)
-    wide = value.to(tl.float32)
-    normed = wide * tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
-    if WEIGHT:
-        scale = tl.load(weight + column, mask=mask, other=0.0)
-        if OFFSET:
-            normed = normed * (scale.to(tl.float32) + offset)
-        else:
-            normed = (normed.to(value.dtype) * scale).to(tl.float32)
+    normed = rms_normed(value, weight, column, mask, eps, offset, WIDTH, WEIGHT, OFFSET)
     target = row // rows_inner * o_outer + row % rows_inner * o_inner
     tl.store(out + target + column, normed.to(out.dtype.element_ty), mask=mask)
 

@@ -124,7 +124,6 @@ FLAGS = (
     _value("--nnodes", "1"),
     _value("--node-rank", "0"),
     _value("--master-addr --master-port", "*"),
-    _switch("--disable-custom-all-reduce", "on off"),
     _switch("--numa-bind", "on off", "ranks of a CPU are bound to memory nodes by themselves"),
     _value("--numa-bind-nodes --numa-bind-cpus", "", "start the server under `numactl`; its affinity is kept"),
     _value("--device-ids", "all", "name one as --device NAME:INDEX"),

@@ -13,6 +13,7 @@ from pagoda.hal.comm import Communicator, Topology
 from pagoda.hal.device import Device
 from pagoda.hal.errors import DeviceError
 from pagoda.hal.memory import MemoryKind
+from pagoda.ops.norm import AddRmsNormReference, NormFacts
 from pagoda.serving.conformance.check import Check, FailedError, Target, expect
 from pagoda.serving.conformance.ranks import RankWork, free_port, run_ranks
 
@@ -42,10 +43,11 @@ def every_collective(device: Device, group: Communicator) -> str:
         for size in (1, 6, 1031):
             _reductions(device, group, getattr(torch, name), size)
             _exchanges(device, group, getattr(torch, name), size)
+    joined = [name for name in used if not name.startswith("int") and _joined(device, group, getattr(torch, name))]
     captured = [op for op in COLLECTIVES if group.capturable(op)]
     if "all_reduce" in captured:
         _captured(device, group)
-    return f"{', '.join(used)}; inside captured steps: {', '.join(captured) or 'none'}"
+    return f"{', '.join(used)}; inside captured steps: {', '.join(captured) or 'none'}; sums with norms in {', '.join(joined) or 'none'}"
 
 
 def _mine(device: Device, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -64,6 +66,22 @@ def _reductions(device: Device, group: Communicator, dtype: torch.dtype, size: i
     _equal("all_reduce max", group.all_reduce(everyone[group.rank].clone(), "max"), torch.stack(everyone).amax(0))
     scattered = group.reduce_scatter(everyone[group.rank].clone())
     _equal("reduce_scatter", scattered, total[2 * group.rank : 2 * group.rank + 2])
+
+
+def _joined(device: Device, group: Communicator, dtype: torch.dtype) -> bool:
+    """A sum with the norm behind it, where there is such a kernel."""
+    *everyone, residual = (_mine(device, rank, (5, 96), dtype) for rank in range(group.world + 1))
+    weight = _mine(device, 1, (96,), dtype)
+    result = group.all_reduce_add_norm(everyone[group.rank].clone(), residual.clone(), weight, 1e-6, 1.0)
+    if result is None:
+        return False
+    facts = NormFacts("float64", 96, 1e-6, offset=1.0)
+    wide = torch.stack([x.cpu() for x in everyone]).double().sum(0), residual.cpu().double()
+    normed, total = AddRmsNormReference(facts).run({"weight": weight.cpu().double()}, *wide)
+    _equal("the sum of all_reduce_add_norm", result[1], total.to(dtype))
+    error = ((result[0].cpu().double() - normed).abs() / (1 + normed.abs())).max()
+    expect(float(error) <= 4 * torch.finfo(dtype).eps, f"the norm of all_reduce_add_norm is off by {float(error):.2g} in {dtype}")
+    return True
 
 
 def _exchanges(device: Device, group: Communicator, dtype: torch.dtype, size: int) -> None:

@@ -99,6 +99,7 @@ def build_runner(config: EngineConfig, topology: Topology, target: Target | None
         torch.set_num_threads(max(1, torch.get_num_threads() // target.sharing))
     device, description = target.device, describe_model(config, target, topology.rank)
     config = in_whole_steps(config, description)
+    topology = replace(topology, direct=not config.disable_custom_all_reduce)
     communicator = device.communicator(topology) if topology.world > 1 else None  # first, since it takes memory
     sizes, facts = size(config, target, description), description.facts
     store, adapters = _adapters(config, description)

@@ -109,6 +109,10 @@ class EngineConfig:
         ),
     ] = None
     tensor_parallel_size: Annotated[int, Flag("Ranks that each layer is split over.", ("-tp",), section="Execution")] = 1
+    disable_custom_all_reduce: Annotated[
+        bool,
+        Flag("Sum over ranks by the vendor's library alone, and not what is small in one kernel in each other's memory."),
+    ] = False
     enable_prompt_embeds: Annotated[bool, Flag("Take prompts that are rows of embeddings: `prompt_embeds` of completions and the SDK.")] = (
         False
     )

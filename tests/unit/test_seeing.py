@@ -12,7 +12,7 @@ import transformers
 from lora_folders import make_adapter
 from pagoda.hal.errors import ModelError, RequestError
 from pagoda.models.checkpoint import Transpose, apply
-from pagoda.models.decoder import ropes_of
+from pagoda.models.decoder import ropes_in
 from pagoda.models.load import describe, open_checkpoint, support_of
 from pagoda.models.loading.memory_source import MemoryTensor
 from pagoda.models.rope import Rope, RopeTable
@@ -112,7 +112,7 @@ def test_what_older_files_leave_out_or_lay_flat_is_known(name: str) -> None:
     spec = description.spec
     assert description.sees is not None and isinstance(spec, DecoderSpec)
     assert (spec.width, len(spec.layers), spec.vocab) == sizes and spec.head.tied == tied
-    assert {rope.sections for rope in ropes_of(spec)} == {sections}
+    assert {rope.sections for rope in ropes_in(spec.layers)} == {sections}
 
 
 @pytest.mark.parametrize(("name", "scale"), [("Cohere2Vision", 1.0), ("GraniteDocling", 1 / 4)])
