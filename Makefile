@@ -41,11 +41,11 @@ test-heavy: $(VENV)/.installed-triton  ## the tests over five seconds
 test-guides: $(VENV)/.installed-dev  ## the commands and programs of the guides that take over five seconds
 	$(BIN)/python -m pytest -q --durations=20 -m heavy tests/e2e/test_guides.py tests/plugin/test_vendor_guide.py tests/unit/test_vendor_pages.py tests/unit/test_contributing.py
 
-test-kernels: $(VENV)/.installed-triton  ## the Triton kernels compiled for nine GPUs that are not here, one use each; float8 of bytes; sums of ranks; FlashInfer's calls
+test-kernels: $(VENV)/.installed-triton  ## the Triton kernels compiled for nine GPUs that are not here, one use each; float8 of bytes; sums of ranks; FlashInfer's and cuDNN's calls
 	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/cross_compile.py
 	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/interpret_float8.py
 	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/check_one_shot.py
-	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/interpret_flashinfer.py
+	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/interpret_prompts.py
 
 test-kernels-all: $(VENV)/.installed-triton  ## every configuration of them, and all in Triton's interpreter against the oracle (an hour)
 	PYTHONPATH=$(VENV)/triton $(BIN)/python ci/cross_compile.py --all --write --jobs $$(nproc) --cache build/cross-compile

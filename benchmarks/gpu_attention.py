@@ -74,6 +74,8 @@ def shapes() -> Iterator[Shape]:
         yield Shape("prompt 2 x 4096", heads, ((4096, 4096),) * 2)
         yield Shape("prompt 16 x 512", heads, ((512, 512),) * 16)
         yield Shape("prompt 64 x 128 on 4224", heads, ((128, 4224),) * 64)
+        for requests, length in ((1, 256), (8, 128), (1, 1024), (8, 256)):
+            yield Shape(f"few {requests} x {length}", heads, ((length, length),) * requests)
     for heads in ((32, 8), (16, 8), (32, 4)):
         # Steps of 8,192 tokens; as W4 has them once decodes share its steps: the end of one prompt, a whole one, the beginning of a third.
         yield Shape("W4 2 x 4096", heads, ((4096, 4096),) * 2)

@@ -2,8 +2,8 @@
 
 Shows wrong arithmetic, masks and strides, not what a compiler makes of them. float32 and float16 only: the interpreter's bfloat16 is
 silently wrong, and its casts to bfloat16 round otherwise than a device's; float8 pages are bytes there, as on devices whose Triton
-lacks float8. What stands on FlashInfer has a double of it (`flashinfer_double.py`). Runs in a process of its own, since Triton decides
-when a kernel is declared whether it is interpreted.
+lacks float8. What stands on FlashInfer or cuDNN has a double of it (`flashinfer_double.py`, `cudnn_double.py`). Runs in a process of its
+own, since Triton decides when a kernel is declared whether it is interpreted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import cudnn_double
 import flashinfer_double
 import pagoda.backends.cuda.kernels as cuda_records
 import torch
@@ -32,7 +33,7 @@ from pagoda.ops.registry import ALL_OPS
 from pagoda.ops.state import StateBatch
 
 DTYPES = ("float32", "float16")
-OURS = ("pagoda.ops.triton.", "pagoda.backends.cuda.flashinfer_attention:")
+OURS = ("pagoda.ops.triton.", "pagoda.backends.cuda.flashinfer_attention:", "pagoda.backends.cuda.cudnn_attention:")
 PIECE = 7
 """Tokens of the pieces that prompts are cut into."""
 
@@ -44,6 +45,7 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     flashinfer_double.install()
+    cudnn_double.install()
     setattr(cuda_records, "_prebuilt", lambda name: True)  # noqa: B010 - a name of another module
     kernels = [_exact(kernel) for kernel in find("cuda").kernels() if kernel.implementation.startswith(OURS)]
     failed, never = [], []

@@ -192,7 +192,7 @@ class PagedAttentionReference(PlainKernel):
     sinks, slopes: `[H]`. bias: `[H, N]` float32, the number for distance d = i − j at min(d, N − 1); only of causal layers without a soft
     cap, and given to kernels whose facts say so alone. Padding tokens (past `query_start[R]`) give unspecified finite numbers. Softmax is
     float32; the soft cap comes before the slopes. What lies in a page past a request's length, in page 0 or out of a window never matters,
-    NaN included.
+    NaN included. In page 0, and past the length in the last page of a request with several query tokens, v_pages may become zeros.
     """
 
     facts: AttentionFacts

@@ -182,8 +182,12 @@ class _Guarded:
         now.as_strided(*self._where).copy_(self.before.as_strided(*self._where))
         return not _same_bits(now, self.before)
 
-    def changed(self) -> bool:
-        return not _same_bits(self.buffer.cpu(), self.before)
+    def changed(self, clears: bool = False) -> bool:
+        """`clears`: but for zeros in the place of NaN."""
+        now = self.buffer.cpu()
+        if clears and now.is_floating_point() and not self.changed_outside():
+            now = torch.where(self.before.isnan() & (now == 0), self.before, now)
+        return not _same_bits(now, self.before)
 
 
 class _Placed(NamedTuple):
@@ -196,7 +200,7 @@ class _Placed(NamedTuple):
         for index, guards in enumerate(self.guards):
             writable = index in case.mutates or index in case.consumes
             for guard in guards:
-                if guard.changed_outside() if writable else guard.changed():
+                if guard.changed_outside() if writable else guard.changed(index in case.clears):
                     return f"wrote outside its tensor, argument {index}" if writable else f"changed input {index}"
         return None
 

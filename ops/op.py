@@ -27,6 +27,7 @@ class Case:
         mutates: indices of `args` that `run` writes in place; they are compared after the result, where there is one.
         batch: index of the argument that `plan` is given; its result takes the place of the argument after it.
         consumes: indices of `args` whose content `run` may destroy.
+        clears: indices of `args` whose NaN, which stands where nothing is, `run` may overwrite with zeros.
     """
 
     label: str
@@ -36,6 +37,7 @@ class Case:
     mutates: tuple[int, ...] = ()
     batch: int | None = None
     consumes: tuple[int, ...] = ()
+    clears: tuple[int, ...] = ()
 
 
 BY_ROW = frozenset({"capturable", "batch_invariant"})

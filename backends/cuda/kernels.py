@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,15 +32,27 @@ FLASHINFER = Needs(
 )
 
 
-def _fa3_fits(facts: AttentionFacts) -> Reason | None:
-    """What fa3 cannot do, or that its library is not here."""
+CUDNN = replace(FLASHINFER, packages=("cudnn", "triton"))
+
+
+def _plain(facts: AttentionFacts, *lacking: str) -> Reason | None:
+    """What a library's kernel for prompts cannot do. lacking: facts that it has no way with."""
     if facts.dtype != facts.kv_dtype:
         return f"KV in the model's {facts.dtype}, not {facts.kv_dtype}"
     if facts.head_dim != facts.v_dim or facts.head_dim not in (64, 128, 256):
         return f"head sizes 64, 128 and 256, not {facts.head_dim} with values of {facts.v_dim}"
-    asked = [name for name in ("chunk", "sinks", "alibi", "bias") if getattr(facts, name)]
-    if asked or not facts.causal:
-        return f"no {' or '.join(asked) or 'bidirectional attention'}"
+    asked = [name for name in ("chunk", "sinks", "alibi", "bias", *lacking) if getattr(facts, name)]
+    return f"no {' or '.join(asked) or 'bidirectional attention'}" if asked or not facts.causal else None
+
+
+def _cudnn_fits(facts: AttentionFacts) -> Reason | None:
+    return _plain(facts, "softcap")
+
+
+def _fa3_fits(facts: AttentionFacts) -> Reason | None:
+    """What fa3 cannot do, or that its library is not here."""
+    if reason := _plain(facts):
+        return reason
     return None if _prebuilt(fa3_library(facts)) else f"{fa3_library(facts)} is not compiled: pip install flashinfer-jit-cache"
 
 
@@ -71,13 +84,17 @@ def cuda_kernels() -> tuple[Kernel, ...]:
         Kernel("norm_gemm", "triton_fp8", "pagoda.ops.triton.norm_gemm_fp8:NormGemmFp8", FLOAT8, fp8_norm_gemm, 1.0, CLAIMS, eps=2.0**-3),
         Kernel("norm_gemm", "triton", "pagoda.ops.triton.norm_gemm:NormGemm", MEASURED, plain_norm_gemm, 1.0, CLAIMS),
         # Faster than Triton's by a third; where tokens differ, the two best are within 0.03 nats (docs/perf/log.md).
-        _flashinfer("flashinfer", "FlashInferAttention", 2.0),
+        _prompts("flashinfer", "flashinfer_attention:FlashInferAttention", FLASHINFER, _fa3_fits, 2.0),
         # To compare: with contexts in pages alone, and laid as rows however small they are.
-        _flashinfer("flashinfer_pages", "FlashInferPages", 1.9),
-        _flashinfer("flashinfer_rows", "FlashInferRows", 1.8),
+        _prompts("flashinfer_pages", "flashinfer_attention:FlashInferPages", FLASHINFER, _fa3_fits, 1.9),
+        _prompts("flashinfer_rows", "flashinfer_attention:FlashInferRows", FLASHINFER, _fa3_fits, 1.8),
+        # Where FlashInfer is not. Then, to compare: however few tokens prompts have.
+        _prompts("cudnn", "cudnn_attention:CudnnAttention", CUDNN, _cudnn_fits, 1.5),
+        _prompts("cudnn_always", "cudnn_attention:CudnnAlways", CUDNN, _cudnn_fits, 0.9),
     )
 
 
-def _flashinfer(name: str, attribute: str, rank: float) -> Kernel:
-    where, claims = f"pagoda.backends.cuda.flashinfer_attention:{attribute}", frozenset({"capturable"})
-    return Kernel("paged_attention", name, where, FLASHINFER, _fa3_fits, rank, claims, needs_host_lengths=True)
+def _prompts(name: str, where: str, needs: Needs, fits: Callable[[AttentionFacts], Reason | None], rank: float) -> Kernel:
+    """Attention whose prompts are a library's."""
+    where = f"pagoda.backends.cuda.{where}"
+    return Kernel("paged_attention", name, where, needs, fits, rank, frozenset({"capturable"}), needs_host_lengths=True)

@@ -101,7 +101,7 @@ def attention_case(
     sinks = draw(gen, facts.num_heads, dtype=facts.dtype) if facts.sinks else None
     slopes = torch.rand(facts.num_heads, generator=gen) * 0.2 if facts.alibi else None
     bias = (draw(gen, facts.num_heads, 30),) if facts.bias else ()
-    return Case(label, facts, (q, k_pages, v_pages, batch, None, sinks, slopes, *bias), batch=3)
+    return Case(label, facts, (q, k_pages, v_pages, batch, None, sinks, slopes, *bias), batch=3, clears=(2,))
 
 
 def _oracle(case: Case) -> torch.Tensor:

@@ -19,7 +19,7 @@ from pagoda.serving.engine.config import Flag
 
 PACKAGES = (
     "torch", "triton", "numpy", "tokenizers", "safetensors", "gguf", "huggingface-hub", "transformers", "jinja2", "msgspec", "pyzmq",
-    "starlette", "uvicorn", "uvloop", "flashinfer-python",
+    "starlette", "uvicorn", "uvloop", "flashinfer-python", "nvidia-cudnn-frontend",
 )  # fmt: skip
 
 

@@ -65,6 +65,33 @@ class ReadsStalePages(PagedAttentionReference):
         return super().run(q, k_pages, v_pages, replace(batch, seq_lens=batch.seq_lens + 1), *rest, **named)
 
 
+class ClearsValues(PagedAttentionReference):
+    """Zeros in the place of what nobody reads, as is allowed; `clear` says what more is written."""
+
+    def clear(self, v_pages: torch.Tensor) -> None: ...
+
+    def run(self, q: Any, k_pages: Any, v_pages: Any, *rest: Any, **named: Any) -> torch.Tensor:
+        result = super().run(q, k_pages, v_pages, *rest, **named)
+        v_pages.masked_fill_(v_pages.isnan(), 0)
+        self.clear(v_pages)
+        return result
+
+
+class ClearsNumbers(ClearsValues):
+    def clear(self, v_pages: torch.Tensor) -> None:
+        v_pages[-1] = 0
+
+
+class LeavesNumbers(ClearsValues):
+    def clear(self, v_pages: torch.Tensor) -> None:
+        v_pages[0] = 1
+
+
+class ClearsBeyond(ClearsValues):
+    def clear(self, v_pages: torch.Tensor) -> None:
+        v_pages.as_strided((1,), (1,), v_pages.storage_offset() - 1).fill_(0.0)
+
+
 class Transposed(GemmReference):
     def run(self, packed: Any, x: torch.Tensor) -> torch.Tensor:
         return super().run(packed, x).t()
@@ -105,6 +132,9 @@ MISTAKES = (
     ("gemm", DependsOnBatch, "batch invariance"),
     ("paged_attention", SeesTheFuture, "error"),
     ("paged_attention", ReadsStalePages, "not finite"),
+    ("paged_attention", ClearsNumbers, "changed input 2"),
+    ("paged_attention", LeavesNumbers, "changed input 2"),
+    ("paged_attention", ClearsBeyond, "changed input 2"),
     ("gemm", Transposed, "shape"),
     ("sample", IgnoresTopK, "integers are wrong"),
 )
@@ -114,6 +144,11 @@ MISTAKES = (
 def test_a_mistake_is_found(op: str, implementation: type, said: str) -> None:
     report = check_kernel(wrong_kernel(op, implementation), ALL_OPS[op])
     assert any(said in failure.problem for failure in report.failures), str(report)
+
+
+def test_zeros_may_stand_where_nothing_is() -> None:
+    report = check_kernel(wrong_kernel("paged_attention", ClearsValues), ALL_OPS["paged_attention"])
+    assert report.ran and not any("input" in failure.problem for failure in report.failures), str(report)
 
 
 def test_an_error_of_the_kernel_is_a_failure_and_not_an_error_of_the_check() -> None:

@@ -1,7 +1,8 @@
-"""Which calls attention makes of FlashInfer, and that captured ones serve later steps: in Triton's interpreter, with a double.
+"""Which calls attention makes of FlashInfer and cuDNN, and that captured ones serve later steps: in Triton's interpreter, with doubles.
 
-`python ci/interpret_flashinfer.py`; in a process of its own, since Triton decides when a kernel is declared whether it is interpreted.
-Against the oracle, like all kernels, it is checked by `interpret_kernels.py --kernels flashinfer,flashinfer_pages,flashinfer_rows`.
+`python ci/interpret_prompts.py`; in a process of its own, since Triton decides when a kernel is declared whether it is interpreted.
+Against the oracle, like all kernels, they are checked by `interpret_kernels.py --kernels flashinfer,flashinfer_pages,flashinfer_rows,cudnn,
+cudnn_always`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import cudnn_double
 import flashinfer_double as double
 import numpy as np
 import torch
 
 double.install()
+cudnn_double.install()
 
 from pagoda.backends.cuda.context_rows import Metadata, contexts  # noqa: E402
+from pagoda.backends.cuda.cudnn_attention import FEWEST, CudnnAlways, CudnnAttention  # noqa: E402
 from pagoda.backends.cuda.flashinfer_attention import FlashInferAttention, FlashInferPages, FlashInferRows  # noqa: E402
 from pagoda.ops.cases.attention import PAGED_ATTENTION, attention_case, facts_of  # noqa: E402
 from pagoda.ops.check import Report, compare, planned  # noqa: E402
@@ -46,6 +50,8 @@ def main() -> int:
 
 def _holds(check: Callable[[], None]) -> bool:
     double.CALLS.clear()
+    cudnn_double.CALLS.clear()
+    cudnn_double.GRAPHS.clear()
     double._Wrapper.replaying = False
     try:
         check()
@@ -59,7 +65,7 @@ def _step(segments: list[tuple[int, int]], **more: Any) -> Case:
     return attention_case(torch.Generator().manual_seed(len(segments)), FACTS, "", segments, layout="heads", known=True, **more)
 
 
-def _run(kernel: FlashInferAttention, case: Case, plan: Any) -> None:
+def _run(kernel: FlashInferAttention | CudnnAttention, case: Case, plan: Any) -> None:
     q, k, v, batch, *_ = case.args
     got = kernel.run(q, k, v, batch, plan)
     problem = compare(got, PAGED_ATTENTION.oracle(case), PAGED_ATTENTION.tolerance(case), Report("", "", ""))
@@ -174,7 +180,70 @@ def long_prompts_pay() -> None:
     assert kernel.as_rows(Metadata(np.array([0, 4096, 8192], np.int32), np.array([4096, 4096], np.int32)))
 
 
+def cudnn_has_all_prompts_in_one_call() -> None:
+    """All prompts of a step go to one call of cuDNN, decodes to none; too few tokens for it, or unknown lengths, make none."""
+    always, usual = CudnnAlways(FACTS), CudnnAttention(FACTS)
+    for kernel, case, want in (
+        (always, _step(PROMPTS + DECODES), [cudnn_double.Call(4, tuple(PROMPTS))]),
+        (always, _step(DECODES), []),
+        (always, _unknown(_step(PROMPTS)), []),
+        (usual, _step(PROMPTS + DECODES), []),
+        (usual, _step([(FEWEST, FEWEST + 9), *DECODES]), [cudnn_double.Call(4, ((FEWEST, FEWEST + 9),))]),
+    ):
+        _run(kernel, case, kernel.plan(case.args[3]))
+        assert want == cudnn_double.CALLS, cudnn_double.CALLS
+        cudnn_double.CALLS.clear()
+
+
+def few_graphs_serve_many_steps() -> None:
+    """Steps that differ in requests, lengths and pages share a graph of cuDNN."""
+    kernel, layers = CudnnAlways(FACTS), [_step(segments, slack=2) for segments in ([(130, 130)], PROMPTS, [(9, 700), (70, 71)])]
+    pool = max(len(case.args[1]) for case in layers)
+    for case in layers:
+        q, k, v, *rest = case.args
+        more = [torch.cat([x.transpose(1, 2), x.new_full((pool - len(x), 2, 64, 128), float("nan"))]).transpose(1, 2) for x in (k, v)]
+        case = replace(case, args=(q, *more, *rest))
+        _run(kernel, case, kernel.plan(case.args[3]))
+    assert len(cudnn_double.CALLS) == 3 and cudnn_double.GRAPHS == [4], cudnn_double.GRAPHS
+
+
+def nothing_is_cleared_but_what_nobody_has() -> None:
+    """For cuDNN values behind prompts and page 0 become zeros; keys, and what decodes have, stay."""
+    case = _step([(70, 70), (1, 70)])
+    _, k_pages, v_pages, batch, *_ = case.args
+    before, table = (k_pages.clone(), v_pages.clone()), batch.block_table.long()
+    kernel = CudnnAlways(FACTS)
+    _run(kernel, case, kernel.plan(batch))
+    assert torch.equal(before[0].view(torch.int16), k_pages.view(torch.int16)), "keys changed"
+    before[1][0], before[1][table[0, 1], 6:] = 0, 0
+    assert torch.equal(before[1].view(torch.int16), v_pages.view(torch.int16)), "other values changed, or not all of these"
+
+
+def captured_cudnn_serves_later_steps() -> None:
+    """What is captured of cuDNN runs again for other steps, from lengths that are written anew."""
+    steps = [PROMPTS + DECODES, [(200, 200), (1, 9)], [(40, 900)], [(1, 5), (1, 6)], [(3, 3), (2, 64)], [(TOKENS, TOKENS)]]
+    stable, captured = [torch.zeros(size, dtype=torch.int32) for size in ((9,), (8,), (8, 16))], None
+    kernel = CudnnAlways(FACTS)
+    for segments in steps:
+        case = _in_place(_step(segments, padding=TOKENS - sum(n for n, _ in segments), rows=8 - len(segments)), *stable)
+        captured = captured or kernel.plan(case.args[3])
+        kernel.plan(case.args[3], captured)
+        cudnn_double.CALLS.clear()
+        prompts = tuple(segment for segment in segments if segment[0] > 1)
+        # A replay runs whatever the step has.
+        captured.prompts.tokens = TOKENS
+        _run(kernel, case, captured)
+        assert [cudnn_double.Call(8, prompts)] == cudnn_double.CALLS, (cudnn_double.CALLS, prompts)
+    few = _step(PROMPTS, rows=2)
+    few = replace(few, args=(*few.args[:3], replace(few.args[3], replayed=True), *few.args[4:]))
+    usual = CudnnAttention(FACTS)
+    _run(usual, few, planned(usual, few.args[3]))
+    assert len(cudnn_double.CALLS) == 1, "a small step is captured without cuDNN"
+
+
 CHECKS = (
+    cudnn_has_all_prompts_in_one_call, few_graphs_serve_many_steps, nothing_is_cleared_but_what_nobody_has,
+    captured_cudnn_serves_later_steps,
     one_call_for_all_prompts, decodes_alone_make_no_call, rows_are_what_pages_hold, pages_nobody_owns_are_zeros,
     captured_calls_serve_later_steps, a_replayed_plan_is_right_when_run_as_it_is, long_prompts_pay,
 )  # fmt: skip
