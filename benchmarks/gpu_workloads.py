@@ -129,6 +129,8 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--kernel", action="append", default=[], metavar="OP=NAME", help="as the server's; repeatable")
     parser.add_argument("--graphs", default="full", choices=("full", "piecewise", "none"), help="as the server's")
+    parser.add_argument("--model-impl", default="auto", help="as the server's")
+    parser.add_argument("--torch-compile", action="store_true", help="as the server's")
     parser.add_argument("--deadline", type=float, help="seconds after which workloads are skipped")
     parser.add_argument("--out", type=Path, default=Path("gpu-workloads.json"))
     options = parser.parse_args()
@@ -148,6 +150,8 @@ def main() -> None:
     settings = {"device": options.device, "dtype": model["dtype"], "quantization": model["quantization"], **spec["engine"]}
     settings["graphs"] = result["graphs"] = options.graphs
     settings["kv_cache_dtype"] = result["kv_cache_dtype"] = options.kv_cache_dtype
+    settings["model_impl"], settings["torch_compile"] = options.model_impl, options.torch_compile
+    result |= {"model_impl": options.model_impl, "torch_compile": options.torch_compile}
     settings["kernel"] = result["kernel"] = dict(one.split("=") for one in options.kernel)
     with DummyEngine(config, max_num_batched_tokens=8192, **settings) as engine:
         result["device"], result["start_s"] = engine.facts.device, time.perf_counter() - start

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from pagoda.hal.comm import Communicator
-from pagoda.hal.errors import ConfigError, ModelError
-from pagoda.hal.kv import LayerCache, LayerPages, StatePages
-from pagoda.hal.table import KernelTable
+from pagoda.hal.errors import ModelError
+from pagoda.hal.kv import LayerCache
 from pagoda.models.blocks.entry import Entry, entry_of
 from pagoda.models.blocks.feed_forward import MlpBlock, MoeBlock
 from pagoda.models.blocks.join import JoinBlock
@@ -21,7 +20,7 @@ from pagoda.models.blocks.paged import PagedMixer, Step
 from pagoda.models.blocks.pooler import PoolerBlock
 from pagoda.models.blocks.positions import position_table
 from pagoda.models.blocks.shared import SharedBlock
-from pagoda.models.blocks.stack import MixerStack
+from pagoda.models.blocks.stack import OnPages
 from pagoda.models.blocks.state import StateMixer
 from pagoda.models.builder import Builder
 from pagoda.models.encoding import EncoderBatch
@@ -246,7 +245,7 @@ class HeadBlock:
         return logits
 
 
-class Decoder:
+class Decoder(OnPages):
     """A decoder on one rank; implements `models.model.Model`.
 
     Args:
@@ -261,37 +260,23 @@ class Decoder:
         self.loaded = build.loaded
         self.adapters = build.adapters
         self.encoder: Encoder | None = None
-        self._table = build.table
         sites = find(chains_of(spec, build.numerics, build.shard, adapters=build.lora is not None, stored=build.format), build.rules)
         build.sites = {(site.rule.op, site.path): site for site in sites}
         vocab = build.shard.vocab(spec.vocab)
         self._embed = EmbedBlock(build, spec.embed, vocab, spec.width, spec.head.tied and spec.pooler is None)
         blocks = [LayerBlock(build, f"layers.{i}", layer, spec.width) for i, layer in enumerate(spec.layers)]
         self._layers: list[Callable[[Stream, Step], None]] = list(blocks)
-        self._mixers = [mixer for block in blocks for mixer in _parts(block.mixer)]
+        super().__init__([mixer for block in blocks for mixer in _parts(block.mixer)], build.table)
         self._norm = build.norm("norm", spec.norm, spec.width)
         self._head = HeadBlock(build, spec.head, vocab, spec.width) if spec.pooler is None else None
         self._pooler = PoolerBlock(build, spec.pooler, spec.width) if spec.pooler is not None else None
         self._ropes = rope_tables(build, spec.layers, self._mixers, spec.max_positions)
-        self._stack = MixerStack(self._mixers)
         self._keeps_embedded = any(isinstance(layer.mixer, Shared) for layer in spec.layers)
 
     @property
     def caches(self) -> tuple[LayerCache | None, ...]:
         """What each mixer stores, in the order of the layers: none has one that stores nothing, layers with two have both."""
         return tuple(mixer.cache if mixer is not None else None for mixer in self._mixers)
-
-    def page_sizes(self) -> tuple[int, ...]:
-        """Tokens per page that every layer's attention kernel allows, in the device's order."""
-        return self._stack.page_sizes(self._kernels())
-
-    def bind(self, pages: Sequence[LayerPages | StatePages | None], group_of_layer: Sequence[int], page_sizes: Sequence[int]) -> None:
-        """Give each layer its pages, its cache group's index and tokens per page (`page_sizes[group]`). May be called again."""
-        self._stack.bind(self._kernels(), pages, group_of_layer, page_sizes)
-
-    def plan(self, groups: tuple[PagedBatch, ...], buffers: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
-        """Per group, what each distinct attention kernel of its layers planned."""
-        return self._stack.plan(groups, buffers)
 
     def forward(self, inputs: ModelInputs) -> ModelOutput:
         routed: list[torch.Tensor] | None = [] if inputs.routed else None
@@ -333,11 +318,6 @@ class Decoder:
         if by_length and lengths is None:
             lengths = _token_lengths(inputs.groups[0], inputs.token_ids.shape[0])
         return tuple(table.at(inputs.positions, lengths) for table in self._ropes)
-
-    def _kernels(self) -> KernelTable:
-        if self._table is None:
-            raise ConfigError("this decoder was only described; load it with a kernel table to run it")
-        return self._table
 
 
 def rope_tables(build: Builder, layers: Sequence[Layer], mixers: Sequence[Any], longest: int) -> tuple[RopeTable, ...]:

@@ -36,8 +36,8 @@ def attend(
     return function(query, key, value, attention_mask, options), None
 
 
-def register() -> None:
-    """Make both entries known to transformers. Idempotent."""
+def register(attend: Callable[..., Any] = attend) -> None:
+    """Make both entries known to transformers. Idempotent. `attend`: what runs on pages."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from pagoda.hal.errors import ConfigError, ModelError
-from pagoda.hal.kv import LayerPages, StatePages
-from pagoda.hal.table import KernelTable
+from pagoda.hal.errors import ModelError
 from pagoda.models.adapters.slots import AdapterSlots
 from pagoda.models.blocks.paged import PagedMixer, Step
-from pagoda.models.blocks.stack import MixerStack
+from pagoda.models.blocks.stack import OnPages
+from pagoda.models.bridge.compiled import compile_layers
 from pagoda.models.bridge.encoder import BridgedEncoder, told_of_media
 from pagoda.models.bridge.interface import ATTRIBUTE
 from pagoda.models.bridge.module import Module
@@ -22,7 +21,6 @@ from pagoda.models.encoding import EncoderBatch
 from pagoda.models.loaded import Loaded
 from pagoda.models.media import Encoder
 from pagoda.models.model import ModelFacts, ModelInputs, ModelOutput
-from pagoda.ops.attention import PagedBatch
 
 
 class Now:
@@ -60,7 +58,7 @@ class InTurn:
         return call(*arguments)
 
 
-class BridgeModel:
+class BridgeModel(OnPages):
     """Implements `models.model.Model` on one rank.
 
     Args:
@@ -75,33 +73,19 @@ class BridgeModel:
         self, spec: BridgeSpec, build: Builder, facts: ModelFacts | None = None, module: Module | None = None,
         refill: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self.spec, self._table, self._module, self.refill = spec, build.table, module, refill
+        self.spec, self._module, self.refill, self._now = spec, module, refill, Now()
         if facts is not None:
             self.facts = facts
         self.adapters, self.loaded = AdapterSlots(), Loaded()
         sees = module is not None and spec.media is not None
         self.encoder: Encoder | None = BridgedEncoder(module, spec.body, spec.top) if sees else None
-        self._now = Now()
-        self._mixers = [BridgedAttention(build, call, self._now) for call in spec.calls]
-        self._stack = MixerStack(self._mixers)
+        super().__init__([BridgedAttention(build, call, self._now) for call in spec.calls], build.table)
         if module is not None:
             self.loaded.add([*module.parameters(), *module.buffers()])
             self._body = module.get_submodule(spec.body)
             for path in {call.path for call in spec.calls}:
                 own = [mixer for call, mixer in zip(spec.calls, self._mixers, strict=True) if call.path == path]
                 setattr(module.get_submodule(path), ATTRIBUTE, own[0] if len(own) == 1 else InTurn(own))
-
-    def page_sizes(self) -> tuple[int, ...]:
-        """Tokens per page that every call's attention kernel allows, in the device's order."""
-        return self._stack.page_sizes(self._kernels())
-
-    def bind(self, pages: Sequence[LayerPages | StatePages | None], group_of_layer: Sequence[int], page_sizes: Sequence[int]) -> None:
-        """See `Model.bind`; layers are attention calls here."""
-        self._stack.bind(self._kernels(), pages, group_of_layer, page_sizes)
-
-    def plan(self, groups: tuple[PagedBatch, ...], buffers: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
-        """Per group, what each distinct attention kernel of its calls planned."""
-        return self._stack.plan(groups, buffers)
 
     def forward(self, inputs: ModelInputs) -> ModelOutput:
         if inputs.taps:
@@ -114,6 +98,10 @@ class BridgeModel:
             options = told_of_media(self._body, self.spec.width, ids, *inputs.embeddings)
         return ModelOutput(self._body(**options, position_ids=positions, use_cache=False).last_hidden_state[0])
 
+    def compile(self) -> int:
+        """See `compiled.compile_layers`."""
+        return compile_layers(self._module)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return head(self._module, self.spec.top, hidden[None])[0]
 
@@ -122,8 +110,3 @@ class BridgeModel:
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
         raise ModelError(f"{self.facts.architecture} runs through transformers and answers with tokens only")
-
-    def _kernels(self) -> KernelTable:
-        if self._table is None:
-            raise ConfigError("this model was only described; load it with a kernel table to run it")
-        return self._table

@@ -67,7 +67,10 @@ def _graph_mode(text: str) -> str:
 
 
 _KERNEL = "name a kernel with --kernel OP=NAME; `pagoda devices --kernels` lists them with the reason for each choice"
-_GRAPHS = "--graphs full, piecewise or none says what is captured of a step; --kernel and --strict-kernels choose kernels"
+_GRAPHS = (
+    "--graphs full, piecewise or none says what is captured of a step; --torch-compile compiles models that run through transformers;"
+    " --kernel and --strict-kernels choose kernels"
+)
 _SIZES = "sizes are the device's own; --graphs none captures nothing"
 _MODES = {"full": "full", "full_and_piecewise": "full", "full_decode_only": "full", "piecewise": "piecewise", "none": "none"}
 _GRAPH_MODES = {name: ("graphs", mode) for name, mode in _MODES.items()}

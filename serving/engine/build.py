@@ -24,6 +24,7 @@ from pagoda.models.load import Description, load_model
 from pagoda.models.model import Model
 from pagoda.serving.engine.adapter_store import AdapterStore
 from pagoda.serving.engine.adapters import LoadedAdapter, modules_of
+from pagoda.serving.engine.compiled import check_compiles, compiled
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.core import EngineCore, Sink
 from pagoda.serving.engine.executor import Executor
@@ -98,6 +99,8 @@ def build_runner(config: EngineConfig, topology: Topology, target: Target | None
     if target.sharing > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // target.sharing))
     device, description = target.device, describe_model(config, target, topology.rank)
+    if config.torch_compile:
+        check_compiles(description, topology.world)
     config = in_whole_steps(config, description)
     topology = replace(topology, direct=not config.disable_custom_all_reduce)
     communicator = device.communicator(topology) if topology.world > 1 else None  # first, since it takes memory
@@ -108,6 +111,7 @@ def build_runner(config: EngineConfig, topology: Topology, target: Target | None
     planned = time.perf_counter()
     load = partial(load_model, sizes.description, device, target.table, communicator, config.seed)
     model = _told(load, config.use_tqdm_on_load) if topology.rank == 0 else load()
+    model = compiled(model) if config.torch_compile else model
     loaded = time.perf_counter()
     pages = Pages(device, sizes.groups, num_pages, len(facts.caches))
     pages.bind(model)

@@ -1,0 +1,23 @@
+"""torch.compile for modules that run on pages: what stands between a layer's attention calls becomes a few kernels."""
+
+from __future__ import annotations
+
+import torch
+from pagoda.hal.errors import ConfigError
+from pagoda.models.bridge.interface import attend, register
+from pagoda.models.bridge.module import Module
+
+
+def compile_layers(module: Module) -> int:
+    """Each layer in place, once for all that are alike and for any number of tokens; attention stays as it is. Returns how many layers.
+
+    Raises `ConfigError` where the module does not say which its layers are.
+    """
+    names = set(getattr(module, "_no_split_modules", None) or ())
+    layers = [part for part in module.modules() if type(part).__name__ in names]
+    if not layers:
+        raise ConfigError(f"{type(module).__name__} does not name its layers, so that they cannot be compiled: leave --torch-compile out")
+    register(torch.compiler.disable(attend))
+    for layer in layers:
+        layer.compile(dynamic=True)
+    return len(layers)

@@ -1,0 +1,29 @@
+"""torch.compile of models that run through transformers, as `--torch-compile` asks; families here run fused kernels as they are."""
+
+from __future__ import annotations
+
+from pagoda.hal.errors import ConfigError
+from pagoda.models.bridge.model import BridgeModel
+from pagoda.models.bridge.spec import BridgeSpec
+from pagoda.models.load import Description
+from pagoda.models.model import Model
+
+
+def check_compiles(description: Description, ranks: int) -> None:
+    """Raises `ConfigError` where there is nothing to compile, before weights are read."""
+    spec, name = description.spec, description.facts.architecture
+    if not isinstance(spec, BridgeSpec):
+        raise ConfigError(
+            f"{name} runs on kernels of its own, which are fused already: leave --torch-compile out, or add --model-impl transformers"
+        )
+    if spec.way != "paged":
+        raise ConfigError(f"{name} does not run on pages, so that --torch-compile has no layers to compile: leave it out")
+    if ranks > 1:
+        raise ConfigError(f"--torch-compile is for one rank, and {ranks} are asked for: leave it or --tensor-parallel-size out")
+
+
+def compiled(model: Model) -> Model:
+    """The same, its layers compiled; what compiles is done at their first steps."""
+    if isinstance(model, BridgeModel):
+        model.compile()
+    return model

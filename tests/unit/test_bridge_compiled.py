@@ -1,0 +1,55 @@
+"""Layers of transformers' modules compiled: the same numbers, one compilation for all layers that are alike, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pagoda.hal.errors import ConfigError
+from pagoda.models.bridge.model import BridgeModel
+from pagoda.models.direct import DirectRun
+from pagoda.models.load import Description, describe, load_model, open_checkpoint
+from pagoda.serving.engine.compiled import check_compiles
+from spec_samples import opened
+from tiny_checkpoints import make
+
+DEVICE, TABLE = opened()
+IDS = [(37 * i + 11) % 131 for i in range(40)]
+
+
+def described(folder: Path, model_impl: str = "transformers") -> Description:
+    return describe(open_checkpoint(folder), dtype="float32", table=TABLE, model_impl=model_impl)  # type: ignore[arg-type]
+
+
+def hidden(model: BridgeModel) -> torch.Tensor:
+    """Of steps with prompts of several lengths, of decodes beside them and alone."""
+    run = DirectRun(model, DEVICE, 2, 64)
+    steps = [[(0, IDS[:9]), (1, IDS[5:12])], [(0, IDS[9:10]), (1, IDS[12:30])], [(0, IDS[10:14])], [(0, IDS[14:15])]]
+    return torch.cat([run.step(step).hidden.clone() for step in steps])
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, in what it imports
+@torch.inference_mode()
+def test_compiled_layers_give_the_same_numbers(tmp_path: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    make(tmp_path, "Llama", num_hidden_layers=9)
+    model = load_model(described(tmp_path), DEVICE, TABLE)
+    assert isinstance(model, BridgeModel)
+    want = hidden(model)
+    counters.clear()
+    assert model.compile() == 9
+    torch.testing.assert_close(hidden(model), want, rtol=1e-4, atol=1e-4)
+    # Of nine layers twice two parts, before attention and behind it: of one token, and of more. Not two for each layer.
+    assert 2 <= counters["stats"]["unique_graphs"] <= 9, counters["stats"]
+
+
+def test_what_has_nothing_to_compile_is_refused(tmp_path: Path) -> None:
+    make(tmp_path, "Llama")
+    with pytest.raises(ConfigError, match="fused already: leave --torch-compile out, or add --model-impl transformers"):
+        check_compiles(described(tmp_path, "auto"), 1)
+    with pytest.raises(ConfigError, match="for one rank, and 2 are asked for"):
+        check_compiles(described(tmp_path), 2)
+    check_compiles(described(tmp_path), 1)
