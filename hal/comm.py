@@ -33,22 +33,13 @@ class Topology:
 
 
 class Communicator(Protocol):
-    """Eight collectives, and one with what follows it. Tensors lie on the device, contiguous, same shape on all ranks unless said."""
+    """Eight collectives. Tensors lie on the device, contiguous, same shape on all ranks unless said."""
 
     rank: int
     world: int
 
     def all_reduce(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         """Reduce in place over all ranks; returns `x`."""
-        ...
-
-    def all_reduce_add_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, offset: float = 0.0
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """(RMSNorm(Σ x + residual) · (weight + offset), Σ x + residual) in one kernel, with the bits of one after the other.
-
-        x, residual `[T, width]`. None, with nothing done, where there is no such kernel for these: then `all_reduce` and norm.
-        """
         ...
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -82,3 +73,21 @@ class Communicator(Protocol):
     def close(self) -> None:
         """Leave the group and free its resources; idempotent."""
         ...
+
+
+class JoinedSums(Protocol):
+    """What a communicator may have besides: a sum and what follows it in one kernel."""
+
+    def all_reduce_add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, offset: float = 0.0
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(RMSNorm(Σ x + residual) · (weight + offset), Σ x + residual) in one kernel, with the bits of one after the other.
+
+        x, residual `[T, width]`. None, with nothing done, where there is no such kernel for these: then `all_reduce` and norm.
+        """
+        ...
+
+
+def joined_sums(group: Communicator) -> JoinedSums | None:
+    """The same group, where it has them."""
+    return group if hasattr(group, "all_reduce_add_norm") else None

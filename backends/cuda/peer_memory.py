@@ -39,6 +39,7 @@ def open_region(store: Any, topology: Topology, device: torch.device) -> Region 
     store: the group's c10d key-value store. Blocks until all ranks are here.
     """
     if find_spec("triton") is None:
+        store.set(f"region/{topology.rank}", repr(tuple(Offer("", "", ()))))
         return _agreed(store, topology, "triton is not installed", lambda: None)
     from pagoda.ops.triton.one_shot import Region, region_bytes  # triton is optional
 

@@ -33,11 +33,6 @@ class LoneCommunicator:
     def all_reduce(self, x: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         return x
 
-    def all_reduce_add_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, offset: float = 0.0
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return None
-
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         return x
 

@@ -28,11 +28,6 @@ class GroupCommunicator:
         self._do("all_reduce", lambda: self._group.allreduce([x], options))
         return x
 
-    def all_reduce_add_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, offset: float = 0.0
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return None
-
     def all_to_all(self, x: torch.Tensor, send: list[int], receive: list[int]) -> torch.Tensor:
         out = x.new_empty((sum(receive), *x.shape[1:]))
         self._do("all_to_all", lambda: self._group.alltoall_base(out, x, receive, send))

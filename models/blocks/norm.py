@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pagoda.hal.comm import Communicator
+from pagoda.hal.comm import Communicator, joined_sums
 from pagoda.hal.kernel import KernelRun
 from pagoda.models.spec import Norm
 
@@ -34,8 +34,8 @@ class NormBlock:
     def add(self, x: torch.Tensor, residual: torch.Tensor, ranks: Communicator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm(x + residual), x + residual), where x is summed over `ranks` first; `residual` may be overwritten."""
         if ranks is not None:
-            joined = ranks.all_reduce_add_norm(x, residual, self.tensors.get("weight"), *self._rms) if self._rms and self._fused else None
-            if joined is not None:
+            sums = joined_sums(ranks) if self._rms and self._fused else None
+            if sums is not None and (joined := sums.all_reduce_add_norm(x, residual, self.tensors.get("weight"), *self._rms)):
                 return joined
             x = ranks.all_reduce(x)
         if self._fused is not None:
