@@ -24,7 +24,7 @@ from pagoda.models.load import Description, load_model
 from pagoda.models.model import Model
 from pagoda.serving.engine.adapter_store import AdapterStore
 from pagoda.serving.engine.adapters import LoadedAdapter, modules_of
-from pagoda.serving.engine.compiled import check_compiles, compiled
+from pagoda.serving.engine.compiled import compiled, to_compile
 from pagoda.serving.engine.config import EngineConfig
 from pagoda.serving.engine.core import EngineCore, Sink
 from pagoda.serving.engine.executor import Executor
@@ -100,7 +100,7 @@ def build_runner(config: EngineConfig, topology: Topology, target: Target | None
         torch.set_num_threads(max(1, torch.get_num_threads() // target.sharing))
     device, description = target.device, describe_model(config, target, topology.rank)
     if config.torch_compile:
-        check_compiles(description, topology.world)
+        config = to_compile(config, description, topology.world, device)
     config = in_whole_steps(config, description)
     topology = replace(topology, direct=not config.disable_custom_all_reduce)
     communicator = device.communicator(topology) if topology.world > 1 else None  # first, since it takes memory

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from pagoda import LLM, SamplingParams
 from pagoda.hal.errors import ConfigError
 from pagoda.models.bridge.model import BridgeModel
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import Description, describe, load_model, open_checkpoint
-from pagoda.serving.engine.compiled import check_compiles
+from pagoda.serving.engine.compiled import to_compile
+from pagoda.serving.engine.config import EngineConfig
 from spec_samples import opened
 from tiny_checkpoints import make
 
@@ -48,8 +50,23 @@ def test_compiled_layers_give_the_same_numbers(tmp_path: Path) -> None:
 
 def test_what_has_nothing_to_compile_is_refused(tmp_path: Path) -> None:
     make(tmp_path, "Llama")
+    config = EngineConfig(model=str(tmp_path), torch_compile=True)
     with pytest.raises(ConfigError, match="fused already: leave --torch-compile out, or add --model-impl transformers"):
-        check_compiles(described(tmp_path, "auto"), 1)
+        to_compile(config, described(tmp_path, "auto"), 1, DEVICE)
     with pytest.raises(ConfigError, match="for one rank, and 2 are asked for"):
-        check_compiles(described(tmp_path), 2)
-    check_compiles(described(tmp_path), 1)
+        to_compile(config, described(tmp_path), 2, DEVICE)
+    assert to_compile(config, described(tmp_path), 1, DEVICE).graphs == "none"  # what runs past torch is not replayed on a host
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_engine_answers_alike(tmp_path: Path) -> None:
+    make(tmp_path, "Llama")
+    answers = []
+    for compiles in (False, True):
+        settings = {"model_impl": "transformers", "dtype": "float32", "device": "cpu", "max_model_len": 64}
+        sampling = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, detokenize=False)
+        with LLM(model=str(tmp_path), skip_tokenizer_init=True, torch_compile=compiles, **settings) as llm:
+            found = llm.generate([{"prompt_token_ids": IDS[:4]}, {"prompt_token_ids": IDS[7:16]}], sampling)
+            answers.append([list(answer.outputs[0].token_ids) for answer in found])
+    assert answers[0] == answers[1] and [len(one) for one in answers[0]] == [12, 12]
