@@ -30,7 +30,7 @@ def to_compile(config: EngineConfig, description: Description, ranks: int, devic
     if ranks > 1:
         raise ConfigError(f"--torch-compile is for one rank, and {ranks} are asked for: leave it or --tensor-parallel-size out")
     if device.graphs.policy.mode == "traced":
-        raise ConfigError(f"{device.info.name} compiles whole steps as it is: leave --torch-compile out")
+        raise ConfigError(f"{device.info.model} compiles whole steps as it is: leave --torch-compile out")
     return config if Feature.TRITON in device.info.features else replace(config, graphs="none")
 
 

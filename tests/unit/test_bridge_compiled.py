@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from pagoda import LLM, SamplingParams
 from pagoda.hal.errors import ConfigError
+from pagoda.hal.graphs import GraphPolicy
+from pagoda.hal.info import Feature
 from pagoda.models.bridge.model import BridgeModel
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import Description, describe, load_model, open_checkpoint
@@ -55,6 +60,11 @@ def test_what_has_nothing_to_compile_is_refused(tmp_path: Path) -> None:
         to_compile(config, described(tmp_path, "auto"), 1, DEVICE)
     with pytest.raises(ConfigError, match="for one rank, and 2 are asked for"):
         to_compile(config, described(tmp_path), 2, DEVICE)
+    traces: Any = SimpleNamespace(info=DEVICE.info, graphs=SimpleNamespace(policy=GraphPolicy("traced")))
+    with pytest.raises(ConfigError, match="compiles whole steps as it is: leave --torch-compile out"):
+        to_compile(config, described(tmp_path), 1, traces)
+    gpu: Any = SimpleNamespace(info=replace(DEVICE.info, features=frozenset({Feature.TRITON})), graphs=DEVICE.graphs)
+    assert to_compile(config, described(tmp_path), 1, gpu) == config
     assert to_compile(config, described(tmp_path), 1, DEVICE).graphs == "none"  # what runs past torch is not replayed on a host
 
 
