@@ -27,7 +27,7 @@ double.install()
 cudnn_double.install()
 
 from pagoda.backends.cuda.context_rows import Metadata, contexts  # noqa: E402
-from pagoda.backends.cuda.cudnn_attention import FEWEST, CudnnAlways, CudnnAttention  # noqa: E402
+from pagoda.backends.cuda.cudnn_attention import FEWEST, NARROW, CudnnAlways, CudnnAttention  # noqa: E402
 from pagoda.backends.cuda.flashinfer_attention import FlashInferAttention, FlashInferPages, FlashInferRows  # noqa: E402
 from pagoda.ops.cases.attention import PAGED_ATTENTION, attention_case, facts_of  # noqa: E402
 from pagoda.ops.check import Report, compare, planned  # noqa: E402
@@ -188,6 +188,7 @@ def cudnn_has_all_prompts_in_one_call() -> None:
         (always, _step(DECODES), []),
         (always, _unknown(_step(PROMPTS)), []),
         (usual, _step(PROMPTS + DECODES), []),
+        (usual, _step([(NARROW - 1, 99)] * 17), []),  # of 1,071 tokens, but each request of few
         (usual, _step([(FEWEST, FEWEST + 9), *DECODES]), [cudnn_double.Call(4, ((FEWEST, FEWEST + 9),))]),
     ):
         _run(kernel, case, kernel.plan(case.args[3]))

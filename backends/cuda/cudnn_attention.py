@@ -21,6 +21,8 @@ from pagoda.ops.triton.prompt_inputs import prompt_inputs
 
 FEWEST = 1024
 """Prompt tokens of a step from which cuDNN is the faster one (`benchmarks/gpu_attention.py --kernels triton,cudnn`)."""
+NARROW = 64
+"""Query tokens of the longest request below which tiles of 128 are mostly empty: drafts that are verified, ends of prompts."""
 ROWS, QUERIES, PAGES = 4, 1024, 16
 """Graphs of steps that are not captured are made for the next power of two, and at least so many."""
 
@@ -80,7 +82,7 @@ class CudnnAttention(PlainKernel):
     """
 
     facts: AttentionFacts
-    fewest = FEWEST
+    fewest, narrow = FEWEST, NARROW
 
     def __init__(self, facts: AttentionFacts) -> None:
         super().__init__(facts)
@@ -94,7 +96,7 @@ class CudnnAttention(PlainKernel):
         if batch.replayed and batch.max_query > 1:
             return self._replayed(batch) if buffers is None else self._replanned(batch, prompts, buffers)
         tokens = int(batch.lengths.query_start[prompts]) if batch.lengths is not None else 0
-        if batch.lengths is None or tokens < self.fewest:
+        if batch.lengths is None or self._few(batch, tokens):
             plan = self._rest.plan(batch)
             return StepParts(None, plan.parts, plan.covered)
         lengths = np.zeros((3, _room(prompts, ROWS) + 1), np.int32)
@@ -118,10 +120,13 @@ class CudnnAttention(PlainKernel):
             self._rest.run_part(part, q[part.tokens], k_pages, v_pages, out[part.tokens], sinks, slopes)
         return out
 
+    def _few(self, batch: PagedBatch, tokens: int) -> bool:
+        return tokens < self.fewest or batch.max_query < self.narrow
+
     def _replayed(self, batch: PagedBatch) -> StepParts:
         """A plan in buffers that stay, of a prompt that fills the step, as far as a table reaches."""
         tokens, requests, table = batch.slots.shape[0], batch.seq_lens.shape[0], batch.block_table
-        if tokens < self.fewest:
+        if self._few(batch, tokens):
             plan = self._rest.plan(batch)
             return StepParts(None, plan.parts, plan.covered)
         staging = torch.zeros(3, requests + 1, dtype=torch.int32, pin_memory=table.device.type == "cuda")
@@ -208,7 +213,7 @@ class CudnnAttention(PlainKernel):
 class CudnnAlways(CudnnAttention):
     """The same however few tokens prompts have, to compare."""
 
-    fewest = 1
+    fewest, narrow = 1, 1
 
 
 def _fill(lengths: NDArray[np.int32], batch: PagedBatch, prompts: int) -> None:
