@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
-import statistics
 import sys
-from collections.abc import Callable
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
+from gpu_kernels import timed
 from pagoda.backends.cuda.comm import CudaCommunicator
 from pagoda.hal.comm import Topology
 from pagoda.hal.discovery import find
 from pagoda.ops.norm import NormFacts
 from pagoda.ops.triton.pointwise import AddRmsNorm
+from pagoda.serving.conformance.ranks import free_port
 
 WIDTH, EPS = 4096, 1e-6
 ROWS = (1, 8, 32, 64, 128, 256, 512)
@@ -40,7 +39,7 @@ def main() -> int:
         return 2
     with mp.Manager() as manager:
         times = manager.dict()
-        mp.spawn(measure, (options.world, _free_port(), times), nprocs=options.world)
+        mp.spawn(measure, (options.world, free_port(), times), nprocs=options.world)
         table = [_row(rows, options.world, times) for rows in ROWS]
     for line in table:
         print("  ".join(f"{key} {value if isinstance(value, int) else round(value, 1)}" for key, value in line.items() if value))
@@ -69,34 +68,12 @@ def measure(rank: int, world: int, port: int, times: Any) -> None:
         ):
             group = ways[direct]
             assert isinstance(group, CudaCommunicator)
-            times[rows, name, rank] = _timed(lambda group=group, work=work: work(group)) if work(group) is not None else 0.0
-
-
-def _timed(call: Callable[[], object]) -> float:
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 1)]
-    graph.replay()
-    for event in events:
-        event.record()
-        graph.replay()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in pairwise(events)) * 1e3 / CALLS
+            times[rows, name, rank] = timed([partial(work, group)] * CALLS, REPEATS) if work(group) is not None else 0.0
 
 
 def _row(rows: int, world: int, times: Any) -> dict[str, float]:
     names = dict.fromkeys(name for of, name, _ in times.keys() if of == rows)  # noqa: SIM118 (a proxy)
     return {"rows": rows} | {name: max(times[rows, name, rank] for rank in range(world)) for name in names}
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 import tempfile
 import threading
@@ -26,6 +25,7 @@ import torch
 import torch.multiprocessing as mp
 from pagoda.ops.norm import AddRmsNormReference, NormFacts
 from pagoda.ops.triton import one_shot
+from pagoda.serving.conformance.ranks import free_port
 
 EPS = 1e-6
 BOUNDS = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -54,7 +54,7 @@ def main() -> int:
     args = parser.parse_args()
     for world in map(int, args.worlds.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(rank_checks, (world, args.device, folder, _free_port()), nprocs=world)
+            mp.spawn(rank_checks, (world, args.device, folder, free_port()), nprocs=world)
         print(f"{world} ranks: {SETTINGS[args.device].calls} calls of each kind hold, and a wait without end was ended")
     return 0
 
@@ -112,12 +112,6 @@ def _gpus(rank: int, world: int, port: int) -> one_shot.Region:
     region = open_region(open_store(topology), topology, device)
     expect(region is not None, "there is no region")
     return region
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _contributions(region: one_shot.Region, count: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> list[torch.Tensor]:

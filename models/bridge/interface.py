@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
-RUN, ASK = "pagoda", "pagoda_ask"
-"""Names in the interface. For `RUN`, which has no mask function, transformers makes no mask; for `ASK` it makes what `MaskMaker` gives."""
+RUN, ASK, APART = "pagoda", "pagoda_ask", "pagoda_apart"
+"""Names in the interface. For `RUN`, which has no mask function, transformers makes no mask; for `ASK` it makes what `MaskMaker` gives.
+`APART` is `RUN` for compiled layers, which end in front of it (`compiled.py`)."""
 
 ATTRIBUTE = "pagoda_attention"
 
@@ -36,8 +37,8 @@ def attend(
     return function(query, key, value, attention_mask, options), None
 
 
-def register(attend: Callable[..., Any] = attend) -> None:
-    """Make both entries known to transformers. Idempotent. `attend`: what runs on pages."""
+def register() -> None:
+    """Make both entries known to transformers. Idempotent."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -100,7 +100,7 @@ class BridgeModel(OnPages):
 
     def compile(self) -> int:
         """See `compiled.compile_layers`."""
-        return compile_layers(self._module)
+        return compile_layers(self._module, self.spec.body)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return head(self._module, self.spec.top, hidden[None])[0]

@@ -109,9 +109,10 @@ def build_runner(config: EngineConfig, topology: Topology, target: Target | None
     num_pages = _smallest(communicator, device, sizes.num_pages)
     max_model_len = _smallest(communicator, device, sizes.max_model_len)
     planned = time.perf_counter()
-    load = partial(load_model, sizes.description, device, target.table, communicator, config.seed)
+    load: Callable[..., Model] = partial(load_model, sizes.description, device, target.table, communicator, config.seed)
+    if config.torch_compile:
+        load = partial(compiled, load)
     model = _told(load, config.use_tqdm_on_load) if topology.rank == 0 else load()
-    model = compiled(model) if config.torch_compile else model
     loaded = time.perf_counter()
     pages = Pages(device, sizes.groups, num_pages, len(facts.caches))
     pages.bind(model)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from pagoda.hal.device import Device
 from pagoda.hal.errors import ConfigError
@@ -34,8 +36,9 @@ def to_compile(config: EngineConfig, description: Description, ranks: int, devic
     return config if Feature.TRITON in device.info.features else replace(config, graphs="none")
 
 
-def compiled(model: Model) -> Model:
-    """The same, its layers compiled; what compiles is done at their first steps."""
-    if isinstance(model, BridgeModel):
-        model.compile()
+def compiled(load: Callable[..., Model], **options: Any) -> Model:
+    """What `load` gives, its layers compiled: at the start, and when weights are read again. What compiles is done at their first steps."""
+    model = load(**options)
+    assert isinstance(model, BridgeModel)  # as `to_compile` made sure
+    model.compile()
     return model

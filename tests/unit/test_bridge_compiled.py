@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from pagoda.hal.info import Feature
 from pagoda.models.bridge.model import BridgeModel
 from pagoda.models.direct import DirectRun
 from pagoda.models.load import Description, describe, load_model, open_checkpoint
-from pagoda.serving.engine.compiled import to_compile
+from pagoda.serving.engine.compiled import compiled, to_compile
 from pagoda.serving.engine.config import EngineConfig
 from spec_samples import opened
 from tiny_checkpoints import make
@@ -51,6 +52,28 @@ def test_compiled_layers_give_the_same_numbers(tmp_path: Path) -> None:
     torch.testing.assert_close(hidden(model), want, rtol=1e-4, atol=1e-4)
     # Of nine layers twice two parts, before attention and behind it: of one token, and of more. Not two for each layer.
     assert 2 <= counters["stats"]["unique_graphs"] <= 9, counters["stats"]
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@torch.inference_mode()
+def test_another_model_beside_leaves_compiled_layers_alone(tmp_path: Path) -> None:
+    """Entries of transformers' attention interface are the process's: a model that is loaded later must not change what compiled layers end
+    in front of. A model that is read again is compiled again."""
+    from torch._dynamo.utils import counters
+
+    make(tmp_path, "Llama")
+    load = partial(load_model, described(tmp_path), DEVICE, TABLE)
+    model = compiled(load)
+    assert isinstance(model, BridgeModel)
+    want = hidden(model)
+    other = load()
+    counters.clear()
+    assert torch.equal(hidden(model), want) and not counters["stats"]
+    assert isinstance(other, BridgeModel)
+    torch.testing.assert_close(hidden(other), want, rtol=1e-4, atol=1e-4)
+    assert not counters["stats"], "what is not compiled was compiled"
+    torch.testing.assert_close(hidden(compiled(load)), want, rtol=1e-4, atol=1e-4)  # type: ignore[arg-type]
 
 
 def test_what_has_nothing_to_compile_is_refused(tmp_path: Path) -> None:
